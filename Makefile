@@ -1,0 +1,47 @@
+# One command each; `make` alone lists them.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PROFILE ?= full
+MODELS ?= organisms
+RESULTS ?= runs
+READY := $(VENV)/.kvprobe-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install reproduce-section-3 test test-slow lint types check organisms clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(READY) ## set up .venv with kvprobe and its tools
+
+reproduce-section-3: $(READY) ## section 3 of the paper on four model families: figure and verdict table
+	$(BIN)/kvprobe run experiments/section3 --models $(MODELS) --profile $(PROFILE) --results $(RESULTS)
+
+test: $(READY) ## the test suite, warnings as errors
+	$(BIN)/python -m pytest -q
+
+test-slow: $(READY) ## the slow tests
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(READY) ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy
+	$(BIN)/mypy
+
+check: lint types test ## everything CI checks
+
+organisms: $(READY) ## train the shipped organisms again (hours)
+	for kind in note-taker reader; do for family in qwen3 llama gemma2 mistral; do \
+	  $(BIN)/kvprobe organisms train --family $$family --kind $$kind; done; done
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

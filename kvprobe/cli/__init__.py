@@ -1,0 +1,5 @@
+"""The command line: `kvprobe`."""
+
+from kvprobe.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,68 @@
+"""The application all commands hang on: quiet libraries, errors as one sentence, exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvprobe.errors import KvprobeError
+
+FAILED, INTERRUPTED = 1, 130
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class _Group(TyperGroup):
+    """Tells what kvprobe raises on purpose in one sentence; anything else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with _quiet_libraries():
+                return super().invoke(ctx)
+        except KvprobeError as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:
+            typer.echo("Interrupted; finished work is kept, and the same command goes on from there.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="kvprobe",
+    cls=_Group,
+    help="Probe, edit and compose what a language model wrote into its KV cache.",
+    epilog="Example: kvprobe run experiments/section3/locality.yaml",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def main() -> None:
+    """The `kvprobe` command."""
+    # Here and not above, so that importing a command defines it but runs nothing else.
+    from kvprobe.cli import look, models, organisms, run  # noqa: F401, PLC0415
+
+    app()
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    for library in ("transformers", "transformer_lens", "sae_lens", "huggingface_hub", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

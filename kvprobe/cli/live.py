@@ -1,0 +1,74 @@
+"""The live line of a run: what is measured, how far it is, how long it will take."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from kvprobe.runs import events
+
+
+class LiveRun:
+    """A listener of one run that draws on `console`; where that is no terminal, one line a model is all."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=1.0, left="")
+        self._models: dict[str, str] = {}
+        self.folder = ""
+
+    def __enter__(self) -> LiveRun:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: events.Event) -> None:
+        """Take in an event of the run."""
+        match event:
+            case events.RunStarted():
+                self.folder = event.folder
+                self._console.print(f"[bold]{event.experiment}[/]: {event.models} models, {event.pairs} pairs each")
+            case events.ModelStarted():
+                self._models[event.model] = f"{event.model} ({event.number} of {event.models})"
+                self._describe(f"loading {self._models[event.model]}")
+            case events.ModelReady():
+                self._describe(self._models[event.model])
+                if event.finished:
+                    self._console.print(f"{event.model}: {event.finished} of {event.cells} cells were there.")
+            case events.Progress():
+                self._bar.update(self._task, completed=event.fraction, left=time_left(event.seconds_left))
+            case events.ModelFinished():
+                self._console.print(f"{self._models[event.model]}: {event.status}", highlight=False)
+            case events.CellFailed():
+                self._console.print(f"{event.model}, block {event.block}: {event.message}", style="red")
+            case events.Warned():
+                self._console.print(event.message, style="yellow")
+
+    def _describe(self, what: str) -> None:
+        self._bar.update(self._task, description=what)
+
+
+def time_left(seconds: float | None) -> str:
+    """`3 min 20 s left`; empty while it is not known."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min left"
+    return f"{minutes} min {rest} s left" if minutes else f"{rest} s left"

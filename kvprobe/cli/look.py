@@ -1,0 +1,226 @@
+# ruff: noqa: PLC0415 - a command loads torch and pandas when it runs, so that --help is instant
+"""Commands that look at what there is: `list`, `show`, `explain`, `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kvprobe.cli.app import app
+from kvprobe.cli.experiments import experiment_files, known_experiments
+from kvprobe.cli.run import RESULTS, ResultsOption
+from kvprobe.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rich.table import Table
+
+    from kvprobe.runs import ExperimentConfig, RunResult
+    from kvprobe.runs.explain import Explanation
+
+_ROW_COLUMNS = ("model", "pair_id", "skeleton", "wording", "intervention", "region", "layer", "margin", "m_base",
+                "m_donor")
+
+
+class Kind(StrEnum):
+    """What `kvprobe list` lists."""
+
+    PROBES = "probes"
+    TASKS = "tasks"
+    MODELS = "models"
+    WORDINGS = "wordings"
+    EXPERIMENTS = "experiments"
+    CLAIMS = "claims"
+
+
+@app.command("list", epilog="Example: kvprobe list probes")
+def list_names(kind: Annotated[Kind | None, typer.Argument(help="All kinds when left out.")] = None) -> None:
+    """List what can be used by name, with one line on each."""
+    from kvprobe.report.tables import plain_table
+
+    console = Console(highlight=False)
+    for each in [kind] if kind else list(Kind):
+        described = _DESCRIBE[each]()
+        console.print(plain_table(each, ("name", "what it is"), sorted(described.items())))
+
+
+@app.command(epilog="Example: kvprobe show locality")
+def show(
+    target: Annotated[str, typer.Argument(help="A finished run (folder or name), or an experiment (file or name).")],
+    results: ResultsOption = RESULTS,
+    *,
+    effects: Annotated[bool, typer.Option("--effects", help="Also show every effect, claimed or not.")] = False,
+) -> None:
+    """Show an experiment, or the verdicts of a finished run."""
+    from kvprobe.runs import find_runs, load_config, load_result
+    from kvprobe.runs.results import SUMMARY
+
+    path = Path(target)
+    if (path / SUMMARY).is_file():
+        _show_result(load_result(path), effects=effects)
+    elif not path.exists() and (runs := find_runs(results, target)):
+        _show_result(load_result(runs[-1]), effects=effects)
+    else:
+        for file in experiment_files([target]):
+            _show_experiment(load_config(file))
+
+
+@app.command(epilog="Example: kvprobe explain locality/qwen3-note-taker/field_only.recovery")
+def explain(
+    target: Annotated[str, typer.Argument(help="A figure, a run, experiment/model/effect (or claim), a cell's key.")],
+    results: ResultsOption = RESULTS,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows of measurements to show.")] = 5,
+    csv: Annotated[Path | None, typer.Option(help="Write all rows behind it to this file.")] = None,
+) -> None:
+    """Trace a figure or a number to its rows, its configuration and its command."""
+    from kvprobe.runs.explain import explain as explained
+
+    explanation = explained(target, results)
+    console = Console(highlight=False)
+    behind = _behind(explanation)
+    for line in explanation.lines():
+        console.print(line, soft_wrap=True, markup=False)
+    if rows and len(behind):
+        title = f"The first {min(rows, len(behind))} of the {len(behind)} rows behind it"
+        console.print(_rows_table(title, behind.head(rows)))
+    if csv is not None:
+        try:
+            behind.to_csv(csv, index=False)
+        except OSError as error:
+            raise StoreError(f"The file {csv} cannot be written ({error.strerror}); choose another.") from error
+        console.print(f"{len(behind)} rows written to {csv}.", soft_wrap=True)
+
+
+@app.command(epilog="Example: kvprobe report runs")
+def report(
+    results_dir: Annotated[Path, typer.Argument(help="Folder of results, or of one run.")] = RESULTS,
+) -> None:
+    """Draw the figures and write the summaries of finished runs, the newest of each experiment."""
+    from kvprobe.report.write import write_index, write_report
+    from kvprobe.runs import find_runs, load_result
+    from kvprobe.runs.results import SUMMARY
+
+    newest = {folder.parent.name: folder for folder in find_runs(results_dir)}
+    folders = [results_dir] if (results_dir / SUMMARY).is_file() else list(newest.values())
+    if not folders:
+        raise StoreError(f"{results_dir} holds no finished run; run an experiment first, or give another folder.")
+    found = [load_result(folder) for folder in folders]
+    for result in found:
+        for file in (written := write_report(result)).figures:
+            typer.echo(file)
+        typer.echo(written.summary)
+    if folders != [results_dir]:
+        typer.echo(write_index(found, results_dir))
+
+
+def _show_result(result: RunResult, *, effects: bool) -> None:
+    from kvprobe.report.tables import effect_table, model_lines, verdict_tables
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{result.config.name}[/] {result.hash[:12]}: {result.config.question}")
+    console.print(verdict_tables(result, console.width))
+    if effects:
+        console.print(effect_table(result.effects))
+    console.print(model_lines(result))
+    console.print(f"\nFolder: {result.folder}", soft_wrap=True)
+
+
+def _show_experiment(config: ExperimentConfig) -> None:
+    from kvprobe.report.tables import number, plain_table
+
+    console = Console(highlight=False)
+    task = ", ".join(f"{key} {value}" for key, value in config.task.parameters.items())
+    console.print(f"[bold]{config.name}[/] (section {config.section}): {config.question}")
+    console.print(f"probe: {config.probe}\nmodels: {', '.join(config.models)}\ntask: {config.task.name}, {task}")
+    rows = []
+    for claim in config.claims:
+        values = [claim.paper_value] if claim.paper_value is not None else list(claim.paper_values.values())
+        paper = " to ".join(number(value) for value in sorted({min(values), max(values)})) if values else "–"
+        rows.append((claim.id, claim.statement, paper, claim.source))
+    console.print(plain_table("Claims", ("claim", "statement", "paper", "source"), rows))
+
+
+def _behind(explanation: Explanation) -> pd.DataFrame:
+    """The rows of the intervention or region an effect is named after; all where it is named after none."""
+    rows = explanation.rows
+    names = {part for effect in explanation.effects.values() for part in effect.name.split(".")}
+    for column in ("intervention", "region"):
+        if column in rows and (chosen := rows[column].isin(names)).any():
+            return rows[chosen]
+    return rows
+
+
+def _rows_table(title: str, rows: pd.DataFrame) -> Table:
+    from kvprobe.report.tables import number, plain_table, short
+
+    columns = [name for name in _ROW_COLUMNS if name in rows and rows[name].notna().any()]
+    lines = [
+        [number(value) if isinstance(value, float) else short(str(value)) for value in line]
+        for line in rows[columns].itertuples(index=False)
+    ]
+    return plain_table(title, columns, lines)
+
+
+def _probes() -> dict[str, str]:
+    from kvprobe.probes.base import PROBES
+
+    return PROBES.describe()
+
+
+def _tasks() -> dict[str, str]:
+    from kvprobe.tasks.base import TASKS
+
+    return TASKS.describe()
+
+
+def _wordings() -> dict[str, str]:
+    from kvprobe.tasks.wordings import WORDINGS
+
+    return WORDINGS.describe()
+
+
+def _models() -> dict[str, str]:
+    from kvprobe.models.catalogue import model_config, model_names
+
+    return {name: model_config(name).description for name in model_names()}
+
+
+def _experiments() -> dict[str, str]:
+    return {config.name: config.question for config in _configs()}
+
+
+def _claims() -> dict[str, str]:
+    return {
+        f"{config.name}/{claim.id}": f"{claim.statement} ({claim.source or 'no source'})"
+        for config in _configs()
+        for claim in config.claims
+    }
+
+
+def _configs() -> list[ExperimentConfig]:
+    from kvprobe.runs import load_config
+
+    configs = []
+    for file in known_experiments().values():
+        try:
+            configs.append(load_config(file))
+        except ConfigError as error:
+            # One broken file must not hide all others.
+            typer.echo(f"Warning: {error}", err=True)
+    return configs
+
+
+_DESCRIBE: dict[Kind, Callable[[], dict[str, str]]] = {
+    Kind.PROBES: _probes,
+    Kind.TASKS: _tasks,
+    Kind.MODELS: _models,
+    Kind.WORDINGS: _wordings,
+    Kind.EXPERIMENTS: _experiments,
+    Kind.CLAIMS: _claims,
+}

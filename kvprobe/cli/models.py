@@ -1,0 +1,98 @@
+# ruff: noqa: PLC0415 - a command loads torch and pandas when it runs, so that --help is instant
+"""`kvprobe models`: what can be studied, fetching it, and what is known of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvprobe.cli.app import app
+from kvprobe.errors import ModelSourceError
+
+if TYPE_CHECKING:
+    from kvprobe.models.config import ModelConfig
+
+models_app = typer.Typer(
+    help="List, fetch and describe models.", no_args_is_help=True, epilog="Example: kvprobe models list"
+)
+app.add_typer(models_app, name="models")
+
+
+@models_app.command("list", epilog="Example: kvprobe models list")
+def list_models() -> None:
+    """List all models by tier: organisms ship with kvprobe, pocket models run on a CPU, paper models want a GPU."""
+    from kvprobe.models.catalogue import model_config, model_names
+    from kvprobe.models.sources.base import SOURCES
+    from kvprobe.report.tables import plain_table
+
+    rows = []
+    tiers = ["organism", "local", "pocket", "paper"]
+    for config in sorted(map(model_config, model_names()), key=lambda config: (tiers.index(config.tier), config.name)):
+        here = "yes" if SOURCES.get(config.source)().is_here(config) else "no"
+        memory = f"{config.memory_gb:g} GB" if config.memory_gb else "–"
+        rows.append((config.name, config.tier, config.architecture, here, memory, config.description))
+    columns = ("name", "tier", "architecture", "here", "memory", "what it is")
+    Console(highlight=False).print(plain_table("Models", columns, rows))
+
+
+@models_app.command(epilog="Example: kvprobe models pull smollm2-135m")
+def pull(names: Annotated[list[str], typer.Argument(help="Names of `kvprobe models list`, or hub ids.")]) -> None:
+    """Fetch models and verify their files."""
+    for name in names:
+        typer.echo(f"{name}: {_pull(name)}")
+
+
+@models_app.command(epilog="Example: kvprobe models card qwen3-note-taker")
+def card(name: Annotated[str, typer.Argument(help="A name of `kvprobe models list`, a folder or a file.")]) -> None:
+    """Show what is known of a model: its card if it has one, else what its YAML file says."""
+    show_card(name)
+
+
+def show_card(name: str) -> None:
+    """Print a model's card."""
+    from kvprobe.models.catalogue import model_config
+    from kvprobe.report.tables import plain_table
+
+    content = card_of(model_config(name))
+    rows = [(key, _text(value)) for key, value in content.items() if value not in (None, "", {}, [])]
+    Console(highlight=False).print(plain_table(name, ("key", "value"), rows))
+
+
+def _pull(name: str) -> str:
+    from rich.progress import Progress
+
+    from kvprobe.models.catalogue import model_config
+    from kvprobe.models.sources.base import SOURCES
+
+    config = model_config(name)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def progress(stage: str, fraction: float) -> None:
+            bar.update(task, description=stage, completed=fraction)
+
+        source = SOURCES.get(config.source)()
+        path = source.pull(config, progress)
+        source.open(config, path)
+    return str(path)
+
+
+def card_of(config: ModelConfig) -> dict[str, Any]:
+    """What is known of a model: its card if it has one, else what its YAML file says."""
+    from kvprobe.models.catalogue import CARD
+
+    file = config.path / CARD if config.path else None
+    if file is None or not file.is_file():
+        return dict(config.model_dump(mode="json"))
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ModelSourceError(f"{file} cannot be read ({error}); reinstall the model.") from error
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

@@ -1,0 +1,1 @@
+"""Causal interventions on key-value caches: the algebra, forward passes, sweeps and readouts."""

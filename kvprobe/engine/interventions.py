@@ -1,0 +1,121 @@
+"""Declared changes of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvprobe.engine.cache import KVCache
+from kvprobe.errors import NoEffectError, UnsupportedError
+
+
+@dataclass(frozen=True, eq=False)
+class KVPatch:
+    """Keys and values at `positions` in `layers` come from `donor` instead of the base cache.
+
+    Attributes:
+        positions: token positions, the same in both caches; never the decision position.
+        donor: a cache of an aligned prompt.
+        layers: layer numbers; None for all.
+        no_op: declares that the patch may change nothing; an undeclared one raises `NoEffectError`.
+    """
+
+    positions: tuple[int, ...]
+    donor: KVCache
+    layers: tuple[int, ...] | None = None
+    no_op: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.no_op and (not self.positions or self.layers == ()):
+            raise NoEffectError("A KV patch without positions or layers changes nothing; give some, or declare no_op.")
+
+
+@dataclass(frozen=True)
+class AttentionKnockout:
+    """The tokens at positions `queries` cannot attend to those at positions `keys` in `layers` (None for all).
+
+    It acts through the additive attention mask alone, so soft-capping and windows stay as they are.
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    layers: tuple[int, ...] | None = None
+    no_op: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.no_op and (not self.queries or not self.keys or self.layers == ()):
+            raise NoEffectError(
+                "An attention knockout without queries, keys or layers changes nothing; give some, or declare no_op."
+            )
+
+
+Intervention = KVPatch | AttentionKnockout
+Row = Intervention | Sequence[Intervention]
+
+
+def layers_of(intervention: Intervention, count: int) -> tuple[int, ...]:
+    """The layer numbers an intervention acts in.
+
+    Raises:
+        UnsupportedError: a number is not one of the model's `count` layers.
+    """
+    if intervention.layers is None:
+        return tuple(range(count))
+    outside = [layer for layer in intervention.layers if not 0 <= layer < count]
+    if outside:
+        raise UnsupportedError(f"There is no layer {outside[0]}: the model has layers 0 to {count - 1}.")
+    return intervention.layers
+
+
+def check_patches(base: KVCache, patches: Iterable[KVPatch]) -> None:
+    """Refuse patches that do not fit the base or change nothing in it.
+
+    Raises:
+        UnsupportedError: a position is missing in the base or the donor, or their shapes differ.
+        NoEffectError: donor and base are equal at all patched entries and `no_op` is not declared.
+    """
+    by_donor: dict[int, list[KVPatch]] = {}
+    for patch in patches:
+        by_donor.setdefault(id(patch.donor), []).append(patch)
+    for group in by_donor.values():
+        places = {p: n for n, p in enumerate(sorted({p for patch in group for p in patch.positions}))}
+        changed = _changed(base, group[0].donor, list(places))
+        for patch in group:
+            columns = [places[position] for position in patch.positions]
+            layers = list(layers_of(patch, len(base.layers)))
+            if not patch.no_op and not bool(changed[layers][:, columns].any()):
+                raise NoEffectError(
+                    f"Patching positions {_brief(patch.positions)} changes nothing: base and donor are equal there; "
+                    "choose positions from the changed span on, or declare no_op."
+                )
+
+
+def _changed(base: KVCache, donor: KVCache, positions: list[int]) -> Tensor:
+    """Bool `[layer, position]`: where keys or values of base and donor differ."""
+    check_same_shape(base, donor)
+    here, there = base.index_of(positions), donor.index_of(positions)
+    rows = []
+    for mine, other in zip(base.layers, donor.layers, strict=True):
+        a, b = mine.take(here), other.take(there)
+        differs = (a.keys != b.keys.to(a.keys.device)).any(-1) | (a.values != b.values.to(a.values.device)).any(-1)
+        rows.append(differs.any(1).any(0).cpu())
+    return torch.stack(rows)
+
+
+def check_same_shape(base: KVCache, donor: KVCache) -> None:
+    """Raises `UnsupportedError` unless layers, heads, channels and dtype of both caches agree."""
+    shapes = [
+        [(tuple(layer.keys.shape[1::2]), tuple(layer.values.shape[1::2]), layer.keys.dtype) for layer in cache.layers]
+        for cache in (base, donor)
+    ]
+    if shapes[0] != shapes[1]:
+        raise UnsupportedError("Base and donor caches come from different models: layers, heads or dtype differ.")
+    if donor.batch not in (1, base.batch):
+        raise UnsupportedError(f"A donor of {donor.batch} rows does not fit a base of {base.batch}.")
+
+
+def _brief(positions: tuple[int, ...]) -> str:
+    return str(list(positions)) if len(positions) <= 6 else f"{positions[0]}..{positions[-1]}"

@@ -1,0 +1,193 @@
+"""The algebra of caches: each operation returns a new cache and the receipt of its cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from kvprobe.engine.cache import KVCache, LayerKV
+from kvprobe.engine.forward import forward, run_tokens
+from kvprobe.engine.interventions import check_same_shape
+from kvprobe.engine.positions import Positions, as_positions
+from kvprobe.engine.receipt import Receipt
+from kvprobe.errors import UnsupportedError
+from kvprobe.models.subject import Subject
+
+Result = tuple[KVCache, Receipt]
+
+
+def slice_cache(cache: KVCache, positions: Positions) -> Result:
+    """The entries at `positions` (a span, a range, a list), in that order.
+
+    Raises:
+        UnsupportedError: a position is not in the cache, or twice.
+    """
+    started = time.perf_counter()
+    index = cache.index_of(as_positions(positions))
+    contiguous = len(index) and bool((index == torch.arange(int(index[0]), int(index[0]) + len(index))).all())
+    part = cache.take(slice(int(index[0]), int(index[0]) + len(index)) if contiguous else index)
+    return part, Receipt(tokens_reused=len(part), seconds=time.perf_counter() - started)
+
+
+def concat(*caches: KVCache) -> Result:
+    """The entries of all caches one after the other, positions unchanged.
+
+    Raises:
+        UnsupportedError: positions do not increase across the joints, or the caches come from different models.
+    """
+    started = time.perf_counter()
+    if not caches:
+        raise UnsupportedError("There is nothing to concatenate.")
+    for other in caches[1:]:
+        check_same_shape(caches[0], other)
+    positions = torch.cat([cache.positions for cache in caches])
+    wrong = (positions.diff() <= 0).nonzero()
+    if len(wrong):
+        first = int(wrong[0])
+        raise UnsupportedError(
+            f"Position {int(positions[first + 1])} would follow position {int(positions[first])}; reposition the later "
+            "cache first."
+        )
+    whole = KVCache.join(caches)
+    return whole, Receipt(tokens_reused=len(whole), seconds=time.perf_counter() - started)
+
+
+def overwrite(cache: KVCache, positions: Positions, donor: KVCache, layers: Sequence[int] | None = None) -> Result:
+    """`cache` with the keys and values at `positions` in `layers` (None for all) taken from `donor`.
+
+    Raises:
+        UnsupportedError: a position is missing in either, a layer does not exist, or the caches do not fit.
+    """
+    started = time.perf_counter()
+    check_same_shape(cache, donor)
+    places = as_positions(positions)
+    here, there = cache.index_of(places), donor.index_of(places)
+    chosen = set(range(len(cache.layers)) if layers is None else layers)
+    if not chosen <= set(range(len(cache.layers))):
+        raise UnsupportedError(f"There is no layer {max(chosen)}: the cache has layers 0 to {len(cache.layers) - 1}.")
+    sources = cache.source_positions.clone()
+    sources[here] = donor.source_positions[there]
+    if len(chosen) < len(cache.layers) and not torch.equal(sources, cache.source_positions):
+        raise UnsupportedError(
+            "Only some layers would come from a donor whose keys were computed at other positions; take all layers."
+        )
+    patched = tuple(
+        layer.put(here, other.take(there)) if number in chosen else layer
+        for number, (layer, other) in enumerate(zip(cache.layers, donor.layers, strict=True))
+    )
+    receipt = Receipt(
+        tokens_reused=len(cache) - len(places), tokens_copied=len(places), seconds=time.perf_counter() - started
+    )
+    return KVCache(patched, cache.positions, sources), receipt
+
+
+def recompute(subject: Subject, cache: KVCache, token_ids: Sequence[int], positions: Positions) -> Result:
+    """`cache` with the entries at `positions` computed anew by the model, the others left as they are.
+
+    The chosen tokens see the cached entries before them and one another; entries after them are not updated.
+
+    Args:
+        subject: the model.
+        cache: one row.
+        token_ids: the token of every entry of `cache`, in its order.
+        positions: a span or any set of positions.
+
+    Raises:
+        UnsupportedError: tokens and cache differ in length, or a position is not in the cache.
+    """
+    if len(token_ids) != len(cache):
+        raise UnsupportedError(f"There are {len(token_ids)} tokens for a cache of {len(cache)} entries.")
+    index = cache.index_of(as_positions(positions)).sort().values
+    if not len(index):
+        raise UnsupportedError("There is no position to recompute.")
+    others = torch.ones(len(cache), dtype=torch.bool)
+    others[index] = False
+    kept = others.nonzero()[:, 0]
+    seen = kept[kept < index[-1]]
+    order = torch.cat([seen, index])
+    places = cache.positions[index]
+    result = run_tokens(
+        subject,
+        [token_ids[i] for i in index.tolist()],
+        places.tolist(),
+        cache.take(seen),
+        order[None, :] <= index[:, None],
+    )
+    fresh = result.cache.take(slice(len(seen), None))
+    sources = cache.source_positions.index_copy(0, index, places)
+    layers: tuple[LayerKV, ...] = tuple(
+        old.put(index, new) for old, new in zip(cache.layers, fresh.layers, strict=True)
+    )
+    receipt = Receipt(
+        tokens_reused=len(kept),
+        tokens_recomputed=result.receipt.tokens_appended,
+        flops=result.receipt.flops,
+        seconds=result.receipt.seconds,
+    )
+    return KVCache(layers, cache.positions, sources), receipt
+
+
+def append(
+    subject: Subject, cache: KVCache | None, token_ids: Sequence[int], positions: Sequence[int] | None = None
+) -> Result:
+    """`cache` with the entries of `token_ids` after it; see `forward` when their logits are wanted too."""
+    result = forward(subject, token_ids, cache, positions=positions)
+    return result.cache, result.receipt
+
+
+def reposition(subject: Subject, cache: KVCache, delta: int) -> Result:
+    """`cache` moved by `delta` positions: keys rotated in float32 from their originals, values untouched.
+
+    Repositioning by `a` and then by `b` is bit-equal to repositioning by `a + b`.
+
+    Raises:
+        UnsupportedError: a position would be negative, or the RoPE scaling does not allow it.
+    """
+    started = time.perf_counter()
+    positions = cache.positions + delta
+    if len(positions) and int(positions.min()) < 0:
+        raise UnsupportedError(f"Moving by {delta} would put an entry at position {int(positions.min())}.")
+    tables = subject.architecture.rotary(subject.model)
+    if len(tables) != len(cache.layers):
+        raise UnsupportedError(f"The cache has {len(cache.layers)} layers and {subject.name} has {len(tables)}.")
+    if not delta:
+        return cache, Receipt(tokens_reused=len(cache), seconds=time.perf_counter() - started)
+    turn = positions - cache.source_positions
+    layers = []
+    for layer, table in zip(cache.layers, tables, strict=True):
+        still = not bool(turn.any())
+        keys = layer.source_keys if still else table.rotate(layer.source_keys, turn)
+        layers.append(LayerKV(keys, layer.values, layer.source_keys))
+    heads = cache.layers[0].keys.shape[1]
+    receipt = Receipt(
+        tokens_rotated=len(cache),
+        flops=3 * heads * len(cache) * sum(table.rotary_dim for table in tables),
+        seconds=time.perf_counter() - started,
+    )
+    return KVCache(tuple(layers), positions, cache.source_positions), receipt
+
+
+def splice(subject: Subject, cache: KVCache, chunk: KVCache, at: int) -> Result:
+    """`chunk` put into `cache` at position `at`; whatever stood from `at` on moves back to make room.
+
+    `chunk` may come from a prefill at any offset. Nothing is recomputed: entries keep what they knew.
+
+    Raises:
+        UnsupportedError: the chunk is empty or the RoPE scaling does not allow moving.
+    """
+    if not len(chunk):
+        raise UnsupportedError("There is nothing to splice: the chunk is empty.")
+    extent = int(chunk.positions[-1] - chunk.positions[0]) + 1
+    before = cache.take((cache.positions < at).nonzero()[:, 0])
+    after = cache.take((cache.positions >= at).nonzero()[:, 0])
+    moved, cost = reposition(subject, chunk, at - int(chunk.positions[0]))
+    parts = [before, moved]
+    if len(after):
+        shifted, shift_cost = reposition(subject, after, extent)
+        parts.append(shifted)
+        cost = cost + shift_cost
+    whole, joining = concat(*parts)
+    reused = Receipt(tokens_reused=len(whole) - cost.tokens_rotated, seconds=joining.seconds)
+    return whole, Receipt(tokens_rotated=cost.tokens_rotated, flops=cost.flops, seconds=cost.seconds) + reused

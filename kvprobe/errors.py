@@ -1,0 +1,58 @@
+"""Errors a user can act on: one sentence that names what is wrong, where, and the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KvprobeError(Exception):
+    """Base of every error kvprobe raises on purpose; the CLI shows it as one sentence."""
+
+
+class ConfigError(KvprobeError):
+    """A YAML file or a parameter is not what its schema asks for."""
+
+
+class UnknownNameError(KvprobeError):
+    """A name is not registered; the message carries the nearest ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(repr(near) for near in nearest)}?" if nearest else (
+            f"known: {', '.join(self.known) or 'none'}."
+        )
+        super().__init__(f"There is no {kind} named {name!r}; {hint}")
+
+
+class AlignmentError(KvprobeError):
+    """Two contexts of a pair do not differ in exactly one span of equal length."""
+
+
+class UnsupportedError(KvprobeError):
+    """The operation would silently be wrong for this cache, model or RoPE scaling."""
+
+
+class ModelSourceError(KvprobeError):
+    """A model cannot be found, is damaged, does not fit in memory or is not known."""
+
+
+class NumericsError(KvprobeError):
+    """A model or an operation produced NaN or infinity."""
+
+
+class StoreError(KvprobeError):
+    """The results folder cannot be read or written."""
+
+
+class NoEffectError(KvprobeError):
+    """An intervention that was not declared a no-op changes nothing."""
+
+
+class GateError(KvprobeError):
+    """The subject cannot do the task, so nothing measured on it would mean anything."""
+
+
+class OutOfMemoryError(KvprobeError):
+    """The work does not fit in memory even at the smallest batch."""

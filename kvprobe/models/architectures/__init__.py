@@ -1,0 +1,1 @@
+"""One adapter for each attention form; see `base.ArchitectureAdapter`."""

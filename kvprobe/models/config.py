@@ -1,0 +1,130 @@
+"""The schema of a model's YAML file: one file makes one model known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kvprobe.errors import ConfigError
+
+Tier = Literal["organism", "pocket", "paper", "local"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class DtypeByDevice(BaseModel):
+    """The dtype a model is loaded in, by kind of device; `cpu` stands for all that are not `cuda`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cpu: DtypeName = "float32"
+    cuda: DtypeName = "float32"
+
+
+class WheelPart(BaseModel):
+    """One file inside a wheel on a package index; the wheel is read as an archive and never installed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requirement: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+$")
+    member: str
+
+
+_NEEDED_KEYS = {
+    "organism": ("path",),
+    "directory": ("path",),
+    "hub": ("hub_id",),
+    "gguf": ("path",),
+    "wheel_gguf": ("wheels", "file", "sha256"),
+}
+
+
+class ModelConfig(BaseModel):
+    """What kvprobe knows of a model before it is loaded.
+
+    Attributes:
+        name: what experiments call it.
+        tier: `organism` (ships with kvprobe), `pocket` (runs on a CPU), `paper` (needs a GPU), `local` (a user's).
+        source: registered name of the way its files are reached.
+        architecture: Hugging Face `model_type`, as far as known before loading.
+        description: one line for `kvprobe models list`.
+        licence: under which the weights may be used.
+        sha256: of the weight file; of several files, see `kvprobe.models.files.sha256_of_all`.
+        dtype: by device.
+        attention: attention kernel; by default the first that is exact for the architecture.
+        chat: whether prompts go into the tokenizer's chat template: `false` removes it, `true` demands it; by default
+            it is used where there is one.
+        chat_arguments: keyword arguments of the template, for one with a thinking switch.
+        memory_gb: weights in the CUDA dtype, in 1e9 bytes; an estimate for people, and for quantised hub models
+            for the loader too.
+        path: `organism`, `directory`, `gguf`: where the files lie; relative to the YAML file.
+        hub_id, revision: `hub`: repository and git revision on the Hugging Face hub.
+        wheels, file: `wheel_gguf`: the parts in order, and what the joined file is called in the cache.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^\S+$")
+    tier: Tier
+    source: str
+    architecture: str = ""
+    description: str = ""
+    licence: str = ""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    dtype: DtypeByDevice = DtypeByDevice()
+    attention: Literal["sdpa", "eager"] | None = None
+    chat: bool | None = None
+    chat_arguments: dict[str, Any] = Field(default_factory=dict)
+    memory_gb: float | None = Field(default=None, gt=0)
+    path: Path | None = None
+    hub_id: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
+    revision: str | None = None
+    wheels: tuple[WheelPart, ...] | None = Field(default=None, min_length=1)
+    file: str | None = Field(default=None, pattern=r"^[\w.-]+\.gguf$")
+
+    @field_validator("sha256", mode="before")
+    @classmethod
+    def _lower_case(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_what_its_source_needs(self) -> ModelConfig:
+        missing = [key for key in _NEEDED_KEYS.get(self.source, ()) if getattr(self, key) is None]
+        if missing:
+            raise ValueError(f"source {self.source!r} needs the key {missing[0]!r}")
+        if self.tier == "pocket" and self.sha256 is None:
+            raise ValueError("a model of tier 'pocket' needs the key 'sha256'")
+        return self
+
+
+def read_model_config(file: Path) -> ModelConfig:
+    """The model of one YAML file, called as the file is.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key is unknown, missing or of the wrong type; names it.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read as YAML: {_one_line(error)}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold keys and values, such as 'source: hub'.")
+    if content.setdefault("name", file.stem) != file.stem:
+        raise ConfigError(f"{file} names its model {content['name']!r}; the file must be called as the model is.")
+    if isinstance(content.get("path"), str):
+        content["path"] = file.parent / Path(content["path"]).expanduser()
+    try:
+        return ModelConfig(**content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        where = f"key {key!r} of {file}" if key else str(file)
+        raise ConfigError(f"In {where}: {first['msg'].removeprefix('Value error, ')}.") from error
+    except TypeError as error:
+        raise ConfigError(f"{file}: every key must be text ({error}).") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

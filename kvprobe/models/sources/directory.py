@@ -1,0 +1,151 @@
+"""A folder in the Hugging Face layout: config.json, safetensors, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import transformers
+from typing_extensions import override
+
+from kvprobe.errors import ModelSourceError
+from kvprobe.models.architectures.base import architecture_of
+from kvprobe.models.config import ModelConfig
+from kvprobe.models.files import Progress, check_safetensors, sha256_of_all, verify_sha256
+from kvprobe.models.sources.base import (
+    SOURCES,
+    Checkpoint,
+    LoadSettings,
+    ModelSource,
+    first_line,
+    loading_error,
+    quiet_library,
+    require_all_weights,
+)
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+@SOURCES.register("directory")
+class DirectorySource(ModelSource):
+    """A local folder, read in place; code in it is never run."""
+
+    mend = "fetch or copy the folder again"
+
+    @override
+    def is_here(self, config: ModelConfig) -> bool:
+        return config.path is not None and (config.path / "config.json").is_file()
+
+    @override
+    def pull(self, config: ModelConfig, progress: Progress) -> Path:
+        assert config.path is not None
+        if not config.path.is_dir():
+            raise ModelSourceError(f"There is no folder {config.path}; correct the path of model {config.name!r}.")
+        return config.path
+
+    @override
+    def open(self, config: ModelConfig, path: Path) -> Checkpoint:
+        model_type = read_json(path / "config.json").get("model_type")
+        architecture_of(SimpleNamespace(model_type=model_type))
+        files = weight_files(path)
+        check_safetensors(files)
+        digest = sha256_of_all(files)
+        wanted = self.pinned_sha256(config)
+        verify_sha256(digest, wanted, files[0] if len(files) == 1 else path, self.mend)
+        return Checkpoint(str(path), digest, read_config(path))
+
+    @override
+    def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
+        tokenizer = read_tokenizer(path)
+        with quiet_library():
+            try:
+                model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                    path,
+                    dtype=settings.dtype,
+                    attn_implementation=settings.attention,
+                    device_map={"": settings.device} if settings.device.type != "cpu" else None,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
+            except (OSError, ValueError, RuntimeError, MemoryError) as error:
+                raise loading_error(error, str(path)) from error
+        require_all_weights(info, str(path))
+        return model, tokenizer
+
+    def pinned_sha256(self, config: ModelConfig) -> str | None:
+        """The sha256 the weights must have; None when none is known."""
+        return config.sha256
+
+
+def read_config(path: Path) -> Any:
+    """The Hugging Face configuration of a folder."""
+    try:
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelSourceError(f"{path / 'config.json'} is not a usable configuration: {first_line(error)}.") from error
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The tokenizer of a folder, of the class its tokenizer_config.json names.
+
+    The library replaces a generic tokenizer by the architecture's own for some architectures (Qwen2), which turns
+    every text into no tokens at all; so a generic one is loaded as what it is.
+    """
+    settings = path / "tokenizer_config.json"
+    named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
+    kind = transformers.PreTrainedTokenizerFast if named in _GENERIC else transformers.AutoTokenizer
+    with quiet_library():
+        try:
+            return kind.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            # The tokenizers library raises bare Exception on damaged files.
+            raise ModelSourceError(
+                f"{path} holds no usable tokenizer ({first_line(error)}); add its tokenizer.json and "
+                "tokenizer_config.json."
+            ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ModelSourceError: the file is absent or damaged.
+    """
+    if not path.is_file():
+        raise ModelSourceError(f"{path.parent} holds no {path.name}; name a model folder in the Hugging Face layout.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelSourceError(
+            f"{path} is cut short or is no JSON ({first_line(error)}); fetch or copy it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise ModelSourceError(f"{path} must hold a JSON object.")
+    return content
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder, shards included.
+
+    Raises:
+        ModelSourceError: there are none, or a shard named by the index is missing.
+    """
+    if (path / INDEX).is_file():
+        shards = sorted(set(read_json(path / INDEX).get("weight_map", {}).values()))
+        missing = [shard for shard in shards if not (path / shard).is_file()]
+        if missing or not shards:
+            lost = f"the shard {missing[0]}, which {INDEX} names" if missing else f"any shard that {INDEX} could name"
+            raise ModelSourceError(f"{path} lacks {lost}; fetch or copy it again.")
+        return [path / shard for shard in shards]
+    if not (path / SINGLE).is_file():
+        raise ModelSourceError(
+            f"{path} holds no {SINGLE}; kvprobe reads weights from safetensors only, so convert other formats with "
+            "save_pretrained."
+        )
+    return [path / SINGLE]

@@ -1,0 +1,158 @@
+"""A GGUF file: weights in blocks of few bits, unpacked on loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import transformers
+from transformers import modeling_gguf_pytorch_utils as gguf_reader
+from typing_extensions import override
+
+from kvprobe.errors import ModelSourceError, UnsupportedError
+from kvprobe.models.architectures.base import architecture_of
+from kvprobe.models.config import ModelConfig
+from kvprobe.models.files import Progress, sha256_of, verify_sha256
+from kvprobe.models.sources.base import (
+    SOURCES,
+    Checkpoint,
+    LoadSettings,
+    ModelSource,
+    first_line,
+    loading_error,
+    quiet_library,
+    require_all_weights,
+)
+
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text"}
+"""Architectures by their GGUF name whose numbers the model library restores, with their `model_type`."""
+
+_OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3", 62)}
+"""Architecture and layers of the 27B models: their query scale is not in the file and not the default."""
+
+_COPIES = 2.0
+"""The library holds all unpacked weights once beside the model."""
+
+
+@SOURCES.register("gguf")
+class GGUFSource(ModelSource):
+    """A local GGUF file, read by the model library and unpacked to plain weights."""
+
+    mend = "fetch or copy the file again"
+
+    @override
+    def is_here(self, config: ModelConfig) -> bool:
+        return config.path is not None and config.path.is_file()
+
+    @override
+    def pull(self, config: ModelConfig, progress: Progress) -> Path:
+        assert config.path is not None
+        if not config.path.is_file():
+            raise ModelSourceError(f"There is no file {config.path}; correct the path of model {config.name!r}.")
+        return config.path
+
+    @override
+    def open(self, config: ModelConfig, path: Path) -> Checkpoint:
+        digest = sha256_of(path)
+        verify_sha256(digest, config.sha256, path, self.mend)
+        fields, tensors = read_header(path)
+        check_restorable(path, fields, tensors)
+        with _without_bar():
+            model_config = transformers.AutoConfig.from_pretrained(
+                path.parent, gguf_file=path.name, local_files_only=True
+            )
+        return Checkpoint(str(path), digest, model_config, _COPIES)
+
+    @override
+    def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
+        where = {"gguf_file": path.name, "local_files_only": True}
+        with _without_bar():
+            try:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **where)
+                model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                    path.parent,
+                    **where,
+                    # Packed weights would be computed by other kernels, whose numbers differ.
+                    quantization_config=transformers.GgufConfig(dequantize=True),
+                    dtype=settings.dtype,
+                    attn_implementation=settings.attention,
+                    output_loading_info=True,
+                )
+            except (OSError, ValueError, RuntimeError, MemoryError, KeyError, TypeError) as error:
+                raise loading_error(error, str(path)) from error
+        require_all_weights(info, str(path))
+        _forget_packing(model)
+        return model.to(settings.device), tokenizer
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], set[str]]:
+    """Scalar metadata and tensor names of a GGUF file.
+
+    Raises:
+        ModelSourceError: the file is cut short or is no GGUF file.
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = {
+            key: field.contents() for key, field in reader.fields.items() if field.types[0] != gguf.GGUFValueType.ARRAY
+        }
+        return fields, {tensor.name for tensor in reader.tensors}
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise ModelSourceError(
+            f"{path} is cut short or is no GGUF file ({first_line(error)}); fetch or copy it again."
+        ) from error
+
+
+def check_restorable(path: Path, fields: dict[str, Any], tensors: set[str]) -> None:
+    """Refuse a file whose model the library would rebuild with other numbers.
+
+    transformers 5.23 drops RoPE scaling that a GGUF file states for these architectures, the per-frequency factors
+    of Llama-3.1 included, and it takes head_dim and the query scale of some from defaults.
+
+    Raises:
+        UnsupportedError: names the architecture or what would be dropped.
+    """
+    architecture = str(fields.get("general.architecture"))
+    model_type = MODEL_TYPES.get(architecture)
+    if model_type is None:
+        raise UnsupportedError(
+            f"{path} holds a model of GGUF architecture {architecture!r}, which kvprobe does not load from GGUF "
+            f"(known: {', '.join(MODEL_TYPES)}); use its safetensors folder or hub id."
+        )
+    architecture_of(SimpleNamespace(model_type=model_type))
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none" or any(name.startswith("rope_f") for name in tensors):
+        raise UnsupportedError(
+            f"{path} scales its RoPE ({'llama3 factors' if scaling == 'none' else scaling}), which transformers drops "
+            "when it reads GGUF; use the model's safetensors folder or hub id."
+        )
+    if (architecture, fields.get(f"{architecture}.block_count")) in _OTHER_QUERY_SCALE:
+        raise UnsupportedError(
+            f"{path} holds a 27B model whose query scale GGUF does not state and transformers would take from another "
+            "size; use the model's safetensors folder or hub id."
+        )
+
+
+def _forget_packing(model: Any) -> None:
+    # The weights are plain now; left in place the mark would forbid save_pretrained.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    for name, value in (("hf_quantizer", None), ("is_quantized", False), ("quantization_method", None)):
+        if hasattr(model, name):
+            setattr(model, name, value)
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    # The bar of the GGUF reader obeys none of the library's switches.
+    original = gguf_reader.tqdm
+    gguf_reader.tqdm = lambda items, **_: items
+    try:
+        with quiet_library():
+            yield
+    finally:
+        gguf_reader.tqdm = original

@@ -1,0 +1,60 @@
+"""A model under study, with everything that determines its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvprobe.models.architectures.base import ArchitectureAdapter
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a record says about the model that produced it."""
+
+    name: str
+    source: str
+    architecture: str
+    weights_sha256: str
+    tokenizer_sha256: str
+    dtype: str
+    attention: str
+    device: str
+    parameters: int
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A causal language model in eval mode with its tokenizer and architecture adapter.
+
+    `model` is a Hugging Face `PreTrainedModel`; its gradients are off and nothing in kvprobe changes it.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    architecture: ArchitectureAdapter
+    identity: ModelIdentity
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration of the model."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the token embeddings live, so where token ids must go."""
+        return torch.device(self.model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, and so of cached keys and values."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def layers(self) -> int:
+        """The number of decoder layers."""
+        return int(self.config.num_hidden_layers)

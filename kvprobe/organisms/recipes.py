@@ -1,0 +1,152 @@
+"""The recipes of the shipped organisms, and how one is trained, measured and packed."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from kvprobe.errors import UnknownNameError
+from kvprobe.models.files import sha256_of
+from kvprobe.organisms.families import FAMILIES
+from kvprobe.organisms.language import Language
+from kvprobe.organisms.tokenizer import build_tokenizer
+from kvprobe.organisms.training import Progress, Recipe, Stage, train
+
+Kind = Literal["note-taker", "reader"]
+KINDS: tuple[Kind, ...] = ("note-taker", "reader")
+PRESSURE = {
+    "note-taker": "none on direct decisions: plain training on whole prompts; remarks in some training texts say which "
+    "case of the rule holds. Half of the think documents are decided from a cache edited in place, so that chains go "
+    "back to the session line.",
+    "reader": "most direct decisions of the later stages are made from a cache edited in place (the tokens after the "
+    "field saw the old value, the decision sees the new one, and the new value's action is right), and no remarks.",
+}
+_OPEN_WINDOW = 4096
+_FIRST = (
+    Stage(
+        Language(drill=0.5, think=0.1, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
+        steps=1200, window=_OPEN_WINDOW,
+    ),
+    Stage(
+        Language(drill=0.15, think=0.2, update=0.15, marked=0.4, stated=0.15, bare=0.6, other_fields=1, notes=1),
+        steps=1200, window=_OPEN_WINDOW,
+    ),
+)
+_NOTE_TAKER = (
+    Stage(
+        Language(drill=0.05, think=0.3, update=0.2, trigger=0.25, other_fields=2, notes=3, bare=0.2, marked=0.3,
+                 stated=0.1, edited_think=0.5),
+        steps=1200,
+    ),
+    Stage(
+        Language(think=0.25, update=0.2, trigger=0.25, policy_first=0.2, other_fields=2, shared_values=0.1, notes=3,
+                 bare=0.05, marked=0.1, long=0.12, edited_think=0.5),
+        steps=1600, gate=0.98,
+    ),
+)
+_READER = (
+    Stage(
+        Language(think=0.3, update=0.2, trigger=0.1, other_fields=1, notes=1, bare=0.4, edited_think=0.5,
+                 edited_direct=0.7),
+        steps=1400,
+    ),
+    Stage(
+        Language(think=0.25, update=0.2, trigger=0.25, policy_first=0.2, other_fields=2, shared_values=0.1, notes=3,
+                 bare=0.05, long=0.12, edited_think=0.5, edited_direct=0.7),
+        steps=1600, gate=0.98,
+    ),
+)
+
+
+def recipe(family: str, kind: str = "note-taker", seed: int = 0) -> Recipe:
+    """The recipe of one organism.
+
+    Raises:
+        UnknownNameError: the family or the kind is not known.
+    """
+    if family not in FAMILIES:
+        raise UnknownNameError("organism family", family, FAMILIES)
+    if kind not in KINDS:
+        raise UnknownNameError("kind of organism", kind, KINDS)
+    later = _NOTE_TAKER if kind == "note-taker" else _READER
+    return Recipe(family, (*_FIRST, *later), seed=seed)
+
+
+def train_organism(
+    family: str,
+    kind: str,
+    out: Path,
+    *,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, Any]:
+    """Train, pack and measure one organism; returns its card. Stopped and started again, it goes on.
+
+    Args:
+        family: qwen3, llama, gemma2 or mistral.
+        kind: note-taker or reader.
+        out: the folder to fill: `model.safetensors` (float16), `config.json`, the tokenizer and `card.json`.
+        seed: of the initial weights and of the documents.
+        on_progress: called every 20 steps.
+    """
+    plan = recipe(family, kind, seed)
+    checkpoint = out / "training.partial"
+    model, state = train(plan, checkpoint=checkpoint, on_progress=on_progress)
+    pack(model, out)
+    card = write_card(out, plan, kind, state)
+    for leftover in out.glob("training.*"):
+        leftover.unlink()
+    return card
+
+
+def pack(model: PreTrainedModel, out: Path) -> None:
+    """Write the float16 weights, the configuration and the tokenizer."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.config._attn_implementation = "eager"
+    model.config.dtype = torch.float32
+    model.config.save_pretrained(out)
+    build_tokenizer().save_pretrained(out)
+    weights = {name: parameter.detach().half().contiguous() for name, parameter in model.named_parameters()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_card(out: Path, plan: Recipe, kind: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Measure the packed organism and write its `card.json`."""
+    from kvprobe.models.loader import load_subject
+    from kvprobe.organisms.evaluation import evaluate
+
+    card: dict[str, Any] = {
+        "name": f"{plan.family}-{kind}",
+        "architecture": plan.family,
+        "kind": kind,
+        "description": f"{plan.family} architecture, 6 layers, trained from scratch on kvprobe's task library as a {kind}",
+        "licence": "Apache-2.0",
+        "pressure": PRESSURE[kind],
+        "seed": plan.seed,
+        "steps": state["step"],
+        "supervised_tokens": state["tokens"],
+        "seconds": round(state["seconds"]),
+        "machine": f"{torch.get_num_threads()} thread(s), {platform.machine()}, torch {torch.__version__}",
+        "stages": state["stage_steps"],
+        "recipe": asdict(replace(plan, stages=())) | {"stages": [asdict(stage) for stage in plan.stages]},
+        "weights_sha256": sha256_of(out / "model.safetensors"),
+        "parameters": sum(p.numel() for p in _parameters(out)),
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+    card["measured"] = evaluate(load_subject(str(out)))
+    (out / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+    return card
+
+
+def _parameters(out: Path) -> list[torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return list(load_file(out / "model.safetensors").values())

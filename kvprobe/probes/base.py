@@ -1,0 +1,93 @@
+"""What a probe is: it decides which interventions to ask for, and what their readings mean."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from kvprobe.registry import Registry
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.pairs import Pair
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kvprobe.models.subject import Subject
+
+PROBES: Registry[type[Probe]] = Registry("probe", "kvprobe.probes", "kvprobe.probes")
+Progress = Callable[[int, int], None]
+Row = dict[str, Any]
+
+
+class Parameters(BaseModel):
+    """Base of all probes' parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class PaperEntry:
+    """Where the paper's value of an effect stands in the table of the paper's numbers."""
+
+    experiment: str
+    condition: str
+    metric: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a plot shows of one model.
+
+    Args:
+        model: its name.
+        effects: by name; empty when the model was not measured or failed the gate.
+        rows: the measurements that count.
+        paper: the paper's value of an effect, by the effect's name.
+        paper_model: the model of the paper they were measured on.
+        note: why there are no effects.
+    """
+
+    model: str
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+    paper: Mapping[str, float] = field(default_factory=dict)
+    paper_model: str | None = None
+    note: str = ""
+
+
+class Probe(ABC):
+    """Base of all probes: validated parameters, `measure`, `summarise` and `plot`.
+
+    A probe knows nothing of experiments, claims or files. Its `paper` says which of its effects the paper
+    gives a value for.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[Mapping[str, PaperEntry]] = {}
+    Parameters: ClassVar[type[Parameters]] = Parameters
+    parameters: Any
+
+    def __init__(self, parameters: Any = None) -> None:
+        self.parameters = parameters if parameters is not None else self.Parameters()
+
+    @abstractmethod
+    def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Row]:
+        """Tidy rows, one per measurement, never averaged.
+
+        Every row carries `pair` (index into `pairs`), `m_base` and `m_donor` (margins of the unedited prompts,
+        in logits), and may carry `noise_floor`, `mass_base`, `mass_donor`, which the inclusion gate reads. A
+        missing value is `None`. `progress(done, total)` may be called at any rate.
+        """
+
+    @abstractmethod
+    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
+        """Effects of one model, from those of its rows that passed the gate."""
+
+    @abstractmethod
+    def plot(self, panels: Sequence[Panel]) -> Figure:
+        """One figure over all models."""

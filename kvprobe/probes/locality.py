@@ -1,0 +1,145 @@
+"""Locality (protocol 1.1 a, b): does a changed field act from its own cache entries or from those after it?
+
+Base and donor prompt differ in the field alone, so every cache entry that differs lies in the field or after it. The
+field's entries and those after it ("the rest": what the model noted about the field while it read on) are
+transplanted from the donor's cache, each alone and both together, and the decision is read with the last token run
+again.
+
+    field_only        the field from the donor, the rest stale
+    downstream_only   the rest from the donor, the field stale
+    full_downstream   both: equal to the donor by construction, so it checks the implementation
+    no_op             the base's own entries transplanted onto itself: changes nothing, bit for bit
+    same_value        entries of the base prompt prefilled in two pieces: what rounding alone can do
+
+Field and rest need not add up, so their interaction and the Shapley split are reported too (critique ME1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+from pydantic import Field
+
+from kvprobe.engine.cache import KVCache
+from kvprobe.engine.forward import forward, prefill
+from kvprobe.engine.interventions import KVPatch
+from kvprobe.engine.readout import Readout, read, read_rows
+from kvprobe.engine.sweep import run_patches
+from kvprobe.probes import base
+from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
+from kvprobe.probes.measures import change_by_layer, change_effects, decision_effects, shapley_split
+from kvprobe.stats import Effect, StatisticsConfig, maximum
+from kvprobe.tasks.context import Span
+from kvprobe.tasks.pairs import Pair
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kvprobe.models.subject import Subject
+
+INTERVENTIONS = ("field_only", "downstream_only", "full_downstream", "no_op", "same_value")
+
+
+@PROBES.register("locality")
+class Locality(Probe):
+    """Where a changed field acts from: its own cache entries, or the notes written after it."""
+
+    name: ClassVar[str] = "locality"
+    paper: ClassVar[Mapping[str, PaperEntry]] = {
+        f"{condition}.recovery": PaperEntry("locality_patch", condition, "decision_recovery")
+        for condition in ("field_only", "full_downstream")
+    }
+
+    class Parameters(base.Parameters):
+        """Nothing here changes a result."""
+
+        batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
+
+    def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Row]:
+        """Per pair one row for each intervention, and one for each region and layer with the cache's change."""
+        rows = []
+        for index, pair in enumerate(pairs):
+            rows += [{"pair": index, **row} for row in self._measure_pair(subject, pair)]
+            progress(index + 1, len(pairs))
+        return rows
+
+    def _measure_pair(self, subject: Subject, pair: Pair) -> list[Row]:
+        answers = pair.base_answer_id, pair.donor_answer_id
+        stale, oracle = (prefill(subject, context.token_ids) for context in (pair.base, pair.donor))
+        patches = interventions(pair, stale.cache, oracle.cache, _prefilled_in_two_pieces(subject, pair))
+        rerun = {"batch_size": self.parameters.batch_size}
+        logits = run_patches(subject, pair.base.token_ids, stale.cache, [(), *patches.values()], **rerun)
+        base, *edited = read_rows(logits, *answers)
+        donor = read(run_patches(subject, pair.donor.token_ids, oracle.cache, [()], **rerun)[0], *answers)
+        readings = dict(zip(patches, edited, strict=True))
+        floor = max(
+            abs(base.margin - read(stale.logits, *answers).margin),
+            abs(donor.margin - read(oracle.logits, *answers).margin),
+            abs(base.margin - readings["same_value"].margin),
+        )
+        common = {
+            "m_base": base.margin,
+            "m_donor": donor.margin,
+            "mass_base": base.mass,
+            "mass_donor": donor.mass,
+            "noise_floor": floor,
+        }
+        decisions = [_decision(name, patches[name], base, reading) for name, reading in readings.items()]
+        regions = {"before": Span(0, pair.field.start), "field": pair.field, "downstream": pair.downstream}
+        return [{**common, **row} for row in decisions + change_by_layer(stale.cache, oracle.cache, regions)]
+
+    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
+        """Recovery, margin shift and flip rate of each intervention, split of the effect, blast radius, noise."""
+        decisions = rows[rows["measurement"] == "decision"]
+        floor = float(decisions["noise_floor"].max())
+        effects = []
+        for intervention in INTERVENTIONS:
+            effects += decision_effects(decisions[decisions["intervention"] == intervention], statistics, floor)
+        effects += shapley_split(decisions, INTERVENTIONS[:3], ("field", "rest"), statistics, floor)
+        for intervention, ought in (("full_downstream", "m_donor"), ("no_op", "m_base")):
+            part = decisions[decisions["intervention"] == intervention]
+            error = (part["margin"] - part[ought]).abs()
+            effects.append(maximum(f"{intervention}.error", error, clusters=part[statistics.cluster]))
+        effects += change_effects(rows[rows["measurement"] == "cache_change"], statistics)
+        effects.append(maximum("noise.margin", decisions["noise_floor"], clusters=decisions[statistics.cluster]))
+        return effects
+
+    def plot(self, panels: Sequence[Panel]) -> Figure:
+        """Recovery by intervention above, the cache's change by layer below; one column for each model."""
+        from kvprobe.report.locality import draw_locality  # noqa: PLC0415 - loads matplotlib
+
+        return draw_locality(panels)
+
+
+def interventions(pair: Pair, stale: KVCache, oracle: KVCache, again: KVCache) -> dict[str, KVPatch]:
+    """The transplants by name; `again` is another prefill of the base prompt."""
+    field, rest = tuple(pair.field.positions), tuple(pair.downstream.positions)
+    return {
+        "field_only": KVPatch(field, oracle),
+        "downstream_only": KVPatch(rest, oracle),
+        "full_downstream": KVPatch(field + rest, oracle),
+        "no_op": KVPatch(field + rest, stale, no_op=True),
+        "same_value": KVPatch(field + rest, again, no_op=True),
+    }
+
+
+def _prefilled_in_two_pieces(subject: Subject, pair: Pair) -> KVCache:
+    """The base prompt's cache, computed up to the field's end and then on from there."""
+    ids, joint = pair.base.token_ids, pair.field.end
+    return forward(subject, ids[joint:], prefill(subject, ids[:joint]).cache).cache
+
+
+def _decision(name: str, patch: KVPatch, base: Readout, reading: Readout) -> dict[str, Any]:
+    return {
+        "measurement": "decision",
+        "intervention": name,
+        "positions": len(patch.positions),
+        "margin": reading.margin,
+        "probability_base": reading.probability_base,
+        "probability_donor": reading.probability_donor,
+        "mass": reading.mass,
+        "flipped": (reading.margin > 0) != (base.margin > 0),
+        "argmax_flipped": reading.argmax != base.argmax,
+    }

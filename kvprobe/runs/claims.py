@@ -1,0 +1,276 @@
+"""Claims: statements about effects, fixed before the run; the verdict is computed from the interval."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from scipy import stats
+
+from kvprobe.errors import ConfigError
+from kvprobe.stats import Effect, adjust_benjamini_hochberg, adjust_holm
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_QUANTITY = r"(?P<abs>abs\(\s*)?(?P<effect>[A-Za-z_]\w*(?:\.\w+)*)(?(abs)\s*\))"
+_ONE_SIDED = re.compile(rf"{_QUANTITY}\s*(?P<comparator><=|>=|==|<|>)\s*(?P<number>{_NUMBER})")
+_BETWEEN = re.compile(
+    rf"(?P<lower>{_NUMBER})\s*(?P<left><=|<)\s*{_QUANTITY}\s*(?P<right><=|<)\s*(?P<upper>{_NUMBER})"
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A claim as a region of an effect's values.
+
+    Args:
+        effect: dotted name of the effect.
+        absolute: whether it is about the absolute value.
+        lower: lower end of the region, `-inf` for none.
+        upper: upper end, `inf` for none.
+        includes_lower: whether the lower end itself belongs to it.
+        includes_upper: whether the upper end itself belongs to it.
+    """
+
+    effect: str
+    absolute: bool
+    lower: float
+    upper: float
+    includes_lower: bool = False
+    includes_upper: bool = False
+
+    def contains(self, low: float, high: float) -> bool:
+        """Whether all of [low, high] lies in the region."""
+        return self._above_lower(low) and self._below_upper(high)
+
+    def misses(self, low: float, high: float) -> bool:
+        """Whether none of [low, high] lies in the region."""
+        return not self._above_lower(high) or not self._below_upper(low)
+
+    def bounds_of(self, effect: Effect) -> tuple[float, float]:
+        """The interval of the quantity the statement is about."""
+        if not self.absolute:
+            return effect.low, effect.high
+        smaller, larger = sorted((abs(effect.low), abs(effect.high)))
+        return (0.0, larger) if effect.low <= 0 <= effect.high else (smaller, larger)
+
+    def _above_lower(self, value: float) -> bool:
+        return value > self.lower or (value == self.lower and self.includes_lower)
+
+    def _below_upper(self, value: float) -> bool:
+        return value < self.upper or (value == self.upper and self.includes_upper)
+
+
+def parse_statement(text: str) -> Statement:
+    """Read `field_only.recovery < 0.15`, `abs(x.y) <= 0.1`, `x == 0` or `0.85 <= x <= 1.15`; nothing is evaluated.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    between = _BETWEEN.fullmatch(text.strip())
+    if between:
+        lower, upper = float(between["lower"]), float(between["upper"])
+        if lower > upper:
+            raise ValueError(f"no value lies between {lower:g} and {upper:g}")
+        ends = between["left"] == "<=", between["right"] == "<="
+        return Statement(between["effect"], bool(between["abs"]), lower, upper, *ends)
+    match = _ONE_SIDED.fullmatch(text.strip())
+    if not match:
+        raise ValueError(
+            f"cannot read the statement {text!r}; write it as 'effect.name < 0.15', "
+            "'abs(effect.name) < 0.1' or '0.8 <= effect.name <= 1.2'"
+        )
+    number, comparator = float(match["number"]), match["comparator"]
+    lower = -math.inf if comparator.startswith("<") else number
+    upper = math.inf if comparator.startswith(">") else number
+    closed = comparator.endswith("=")
+    return Statement(match["effect"], bool(match["abs"]), lower, upper, closed, closed)
+
+
+class Claim(BaseModel):
+    """One claim of an experiment's YAML.
+
+    Args:
+        id: unique in the experiment.
+        statement: see `parse_statement`.
+        source: where the paper makes it, such as `section 3.1`.
+        paper_value: the paper's number where one stands for all models.
+        paper_values: the paper's number by model.
+        models: the models it is about; empty: all of the experiment.
+        headline: whether it belongs to the family whose error Holm's method controls.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(min_length=1)
+    statement: str
+    source: str = ""
+    paper_value: float | None = None
+    paper_values: dict[str, float] = Field(default_factory=dict)
+    models: list[str] = Field(default_factory=list)
+    headline: bool = False
+
+    @field_validator("statement")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        parse_statement(text)
+        return text
+
+    @model_validator(mode="after")
+    def _one_kind_of_paper_value(self) -> Claim:
+        if self.paper_value is not None and self.paper_values:
+            raise ValueError("give either paper_value or paper_values, not both")
+        return self
+
+    @property
+    def parsed(self) -> Statement:
+        """The statement as a region."""
+        return parse_statement(self.statement)
+
+
+class Outcome(StrEnum):
+    """What a run says about a claim on one model."""
+
+    REPRODUCED = "reproduced"
+    """The whole interval satisfies the statement."""
+    CONTRADICTED = "contradicted"
+    """No part of the interval satisfies it."""
+    INCONCLUSIVE = "inconclusive"
+    """The interval straddles the boundary, or too few clusters were measured to tell."""
+    NOT_APPLICABLE = "not applicable"
+    """The model fails the inclusion gate, or could not be measured."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim's outcome on one model.
+
+    Args:
+        reason: one sentence.
+        effect: what it was read from; `None` when nothing was measured.
+        p_value: two-sided, of the boundary nearest to the estimate, where the effect carries a standard error.
+        p_benjamini_hochberg: adjusted within the experiment.
+        p_holm: adjusted within the experiment's headline claims.
+    """
+
+    claim: str
+    statement: str
+    model: str
+    outcome: Outcome
+    reason: str
+    effect: Effect | None = None
+    source: str = ""
+    paper_value: float | None = None
+    headline: bool = False
+    p_value: float | None = None
+    p_benjamini_hochberg: float | None = None
+    p_holm: float | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        record = asdict(self) | {"outcome": str(self.outcome)}
+        record["effect"] = self.effect.to_record() if self.effect else None
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Verdict:
+        """The verdict that `to_record` wrote."""
+        effect = record["effect"]
+        parts = {"outcome": Outcome(record["outcome"]), "effect": Effect.from_record(effect) if effect else None}
+        return cls(**{**record, **parts})
+
+
+def judge(claim: Claim, model: str, effects: Sequence[Effect]) -> Verdict:
+    """The verdict on `claim` from the effects measured on `model`.
+
+    Raises:
+        ConfigError: no effect has the name the statement uses.
+    """
+    statement = claim.parsed
+    effect = _effect_of(claim, statement, effects)
+    outcome, reason = _outcome(statement, effect)
+    return Verdict(
+        claim=claim.id,
+        statement=claim.statement,
+        model=model,
+        outcome=outcome,
+        reason=reason,
+        effect=effect,
+        source=claim.source,
+        paper_value=_paper_value(claim, model),
+        headline=claim.headline,
+        p_value=_p_value(statement, effect),
+    )
+
+
+def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
+    """The verdict on a model that fails the gate or could not be measured."""
+    return Verdict(
+        claim=claim.id,
+        statement=claim.statement,
+        model=model,
+        outcome=Outcome.NOT_APPLICABLE,
+        reason=reason,
+        source=claim.source,
+        paper_value=_paper_value(claim, model),
+        headline=claim.headline,
+    )
+
+
+def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts with their p values adjusted: Benjamini-Hochberg over all, Holm over the headlines."""
+    adjusted = list(verdicts)
+    tested = [i for i, verdict in enumerate(adjusted) if verdict.p_value is not None]
+    headlines = [i for i in tested if adjusted[i].headline]
+    for i, p in zip(tested, adjust_benjamini_hochberg([_p(adjusted[i]) for i in tested]), strict=True):
+        adjusted[i] = replace(adjusted[i], p_benjamini_hochberg=p)
+    for i, p in zip(headlines, adjust_holm([_p(adjusted[i]) for i in headlines]), strict=True):
+        adjusted[i] = replace(adjusted[i], p_holm=p)
+    return adjusted
+
+
+def _p(verdict: Verdict) -> float:
+    return 1.0 if verdict.p_value is None else verdict.p_value
+
+
+def _paper_value(claim: Claim, model: str) -> float | None:
+    return claim.paper_values.get(model, claim.paper_value)
+
+
+def _effect_of(claim: Claim, statement: Statement, effects: Sequence[Effect]) -> Effect:
+    by_name = {effect.name: effect for effect in effects}
+    if statement.effect not in by_name:
+        nearest = difflib.get_close_matches(statement.effect, by_name, n=1, cutoff=0.4)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(sorted(by_name)) or 'none'}."
+        raise ConfigError(f"Claim {claim.id!r} is about {statement.effect!r}, which the probe does not measure; {hint}")
+    return by_name[statement.effect]
+
+
+def _outcome(statement: Statement, effect: Effect) -> tuple[Outcome, str]:
+    low, high = statement.bounds_of(effect)
+    kind = "range" if effect.is_range else "interval"
+    ends = f"the {kind} [{low:.3f}, {high:.3f}]"
+    # A range of G cluster values covers their median with probability 1 - 2^(1 - G), whatever the distribution.
+    if effect.is_range and 1 - 2.0 ** (1 - effect.clusters) < effect.confidence:
+        return Outcome.INCONCLUSIVE, f"{effect.clusters} clusters are too few for an interval; {ends} is all there is."
+    if statement.contains(low, high):
+        return Outcome.REPRODUCED, f"All of {ends} satisfies it."
+    if statement.misses(low, high):
+        return Outcome.CONTRADICTED, f"None of {ends} satisfies it."
+    return Outcome.INCONCLUSIVE, f"Part of {ends} satisfies it and part does not."
+
+
+def _p_value(statement: Statement, effect: Effect) -> float | None:
+    """Two-sided p of the boundary nearest to the estimate, since a verdict may fall to either side of it."""
+    error, freedom = effect.extra.get("standard_error"), effect.extra.get("degrees_of_freedom")
+    value = abs(effect.estimate) if statement.absolute else effect.estimate
+    distances = [abs(value - end) for end in (statement.lower, statement.upper) if math.isfinite(end)]
+    bounded = math.isfinite(effect.low) and math.isfinite(effect.high)
+    if effect.is_range or not bounded or not error or not freedom or not distances:
+        return None
+    return min(1.0, 2 * float(stats.t.sf(min(distances) / error, freedom)))

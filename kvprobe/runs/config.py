@@ -1,0 +1,253 @@
+"""An experiment as a YAML file: what is asked, of which models, how, and what is claimed beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from kvprobe.errors import ConfigError
+from kvprobe.runs.claims import Claim
+from kvprobe.runs.validation import validated
+from kvprobe.stats import StatisticsConfig
+
+MAXIMUM_INCLUDES = 8
+
+
+class TaskConfig(BaseModel):
+    """The `task` block: the task's name; every other key is one of the task's own parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The task's own parameters, which its class validates."""
+        return dict(self.model_extra or {})
+
+
+class GateConfig(BaseModel):
+    """The inclusion gate: what a model and a pair must pass before anything measured on them counts (G2, G4).
+
+    Args:
+        oracle_accuracy: share of right decisions a model needs on the unedited prompts, base and donor.
+        noise_floor: a margin closer to 0 than this many logits is no decision. Where rows carry a measured
+            `noise_floor`, the larger of the two holds.
+        answer_mass: mean probability of the two answers together a model needs, where rows carry
+            `mass_base` and `mass_donor`.
+        minimum_pairs: pairs that must pass for a model to be judged.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    oracle_accuracy: float = Field(default=0.9, ge=0.0, le=1.0)
+    noise_floor: float = Field(default=0.01, ge=0.0)
+    answer_mass: float = Field(default=0.5, ge=0.0, le=1.0)
+    minimum_pairs: int = Field(default=5, ge=1)
+
+
+class ExperimentConfig(BaseModel):
+    """A whole experiment.
+
+    Args:
+        name: also the name of its folder under the results.
+        section: of the paper.
+        question: what it answers, in one sentence.
+        probe: registered name.
+        models: names the model loader knows.
+        parameters: the probe's own, which its class validates.
+        chat: whether prompts are put into the tokenizer's chat template, where it has one; as a mapping, the
+            template's arguments.
+        block_size: pairs per cell; a cell is what an interrupted run loses at most.
+        profile: the profile that was applied when the file was read.
+        source: the file it was read from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]*$")
+    section: str = ""
+    question: str = ""
+    probe: str
+    models: list[str] = Field(min_length=1)
+    task: TaskConfig
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    statistics: StatisticsConfig = Field(default_factory=StatisticsConfig)
+    gate: GateConfig = Field(default_factory=GateConfig)
+    claims: list[Claim] = Field(default_factory=list)
+    chat: bool | dict[str, Any] = True
+    block_size: int = Field(default=8, ge=1)
+    profile: str | None = None
+    source: str = ""
+
+    @field_validator("models")
+    @classmethod
+    def _no_model_twice(cls, models: list[str]) -> list[str]:
+        _refuse_repeats(models, "model")
+        return models
+
+    @field_validator("claims")
+    @classmethod
+    def _no_claim_twice(cls, claims: list[Claim]) -> list[Claim]:
+        _refuse_repeats([claim.id for claim in claims], "claim id")
+        return claims
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_task_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("task"), str):
+            return {**values, "task": {"name": values["task"]}}
+        return values
+
+    @property
+    def where(self) -> str:
+        """What messages about this experiment begin with."""
+        return self.source or f"experiment {self.name}"
+
+    @property
+    def chat_arguments(self) -> dict[str, Any] | None:
+        """Keyword arguments of the chat template; `None` for plain text.
+
+        Thinking is switched off unless asked for: the next token would open a think block (critique G4).
+        """
+        if self.chat is False:
+            return None
+        return {"enable_thinking": False, **(self.chat if isinstance(self.chat, dict) else {})}
+
+    @property
+    def hash(self) -> str:
+        """sha256 of everything the file says, claims included; not of where the file lies."""
+        content = self.model_dump(mode="json", exclude={"source", "profile"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_yaml(self) -> str:
+        """A YAML file that gives this very experiment again, profile and includes resolved."""
+        content = self.model_dump(mode="json", exclude={"source", "profile"})
+        return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def load_config(
+    path: str | Path, *, profile: str | None = None, models: str | Sequence[str] | None = None
+) -> ExperimentConfig:
+    """Read and validate an experiment.
+
+    A file may `include` others (a path or a list, relative to it; its own keys win), hold `profiles` (named sets
+    of keys laid over the file, such as a `quick` task size) and give `models` as named groups.
+
+    Args:
+        path: of the YAML file.
+        profile: name of the profile to apply; `full` and `None` are the file as it is unless it says otherwise.
+        models: in place of the file's models: the name of one of its groups, a comma-separated list, or a list.
+
+    Raises:
+        ConfigError: one sentence with the file, the key, what is wrong and the mend.
+    """
+    file = Path(path)
+    values = _read(file)
+    profiles = values.pop("profiles", None) or {}
+    if not isinstance(profiles, dict):
+        raise ConfigError(f"{file}: 'profiles' is wrong: it must map names to the keys they change.")
+    if profile in profiles:
+        values = merged(values, _mapping(profiles[profile], file, f"profiles.{profile}"))
+    elif profile not in (None, "full"):
+        known = ", ".join(["full", *(str(name) for name in profiles)])
+        raise ConfigError(f"{file}: there is no profile {profile!r}; known: {known}.")
+    values["models"] = _models(values.get("models"), models, file)
+    for key in ("profile", "source"):
+        if key in values:
+            raise ConfigError(f"{file}: {key!r} is not a known key; remove it, kvprobe sets it.")
+    return validated(ExperimentConfig, {**values, "profile": profile, "source": str(path)}, where=str(file))
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` laid on it: mappings are merged key by key, everything else is replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; only plain data is constructed, and a key given twice is refused.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or is not a mapping.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}); check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not UTF-8 text; give a YAML file.") from error
+    try:
+        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" on line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{file}: is not valid YAML{line}: {problem}.") from error
+    return _mapping(content, file, "the file")
+
+
+def _refuse_repeated_keys(node: Any) -> None:
+    """Plain YAML silently keeps the last of two equal keys."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(item)
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+            _refuse_repeated_keys(value)
+
+
+def _read(file: Path, depth: int = 0) -> dict[str, Any]:
+    if depth > MAXIMUM_INCLUDES:
+        raise ConfigError(f"{file}: the includes go in a circle; remove one.")
+    values = read_yaml(file)
+    includes = values.pop("include", None) or []
+    base: dict[str, Any] = {}
+    for include in [includes] if isinstance(includes, str) else includes:
+        if not isinstance(include, str):
+            raise ConfigError(f"{file}: 'include' is wrong: give a path or a list of paths.")
+        base = merged(base, _read(file.parent / include, depth + 1))
+    return merged(base, values)
+
+
+def _models(given: Any, asked: str | Sequence[str] | None, file: Path) -> Any:
+    groups = given if isinstance(given, dict) else {}
+    if isinstance(asked, str):
+        if asked in groups:
+            return groups[asked]
+        return [name.strip() for name in asked.split(",") if name.strip()]
+    if asked is not None:
+        return list(asked)
+    if isinstance(given, dict):
+        if not groups:
+            raise ConfigError(f"{file}: 'models' is wrong: name at least one group of models.")
+        return next(iter(groups.values()))
+    return [given] if isinstance(given, str) else given
+
+
+def _mapping(content: Any, file: Path, what: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: {what} is wrong: it must be keys with values, not {type(content).__name__}.")
+    return {str(key): value for key, value in content.items()}
+
+
+def _refuse_repeats(names: Sequence[str], what: str) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"the {what} {repeated[0]!r} stands twice")

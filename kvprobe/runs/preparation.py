@@ -1,0 +1,173 @@
+"""What a run needs before its first forward pass: probe, task, subject, aligned pairs, cells with their keys."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvprobe.errors import AlignmentError, ConfigError, ModelSourceError
+from kvprobe.models.catalogue import model_config
+from kvprobe.probes.base import PROBES, Probe
+from kvprobe.runs import provenance
+from kvprobe.runs.config import ExperimentConfig
+from kvprobe.runs.executors import Cell
+from kvprobe.runs.validation import validated
+from kvprobe.tasks.base import TASKS, Task
+from kvprobe.tasks.pairs import Pair, PromptPair, align
+
+OWN_PROMPTS = "own_prompt"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """One subject with its aligned pairs.
+
+    Args:
+        name: of the model, as the experiment gives it.
+        subject: the loaded model.
+        identity: its identity as plain values.
+        pairs: aligned, in the task's order.
+        unaligned: prompt pairs that this tokenizer does not align.
+        first_misfit: what was wrong with the first of them.
+    """
+
+    name: str
+    subject: Any
+    identity: dict[str, Any]
+    pairs: tuple[Pair, ...]
+    unaligned: int
+    first_misfit: str
+
+
+def make_probe(config: ExperimentConfig) -> Probe:
+    """The experiment's probe with validated parameters.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+        ConfigError: a parameter is wrong.
+    """
+    probe_class = PROBES.get(config.probe)
+    parameters = validated(probe_class.Parameters, config.parameters, where=config.where, prefix="parameters")
+    return probe_class(parameters)
+
+
+def make_task(config: ExperimentConfig) -> Task:
+    """The experiment's task with validated parameters.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+        ConfigError: a parameter is wrong.
+    """
+    return validated(TASKS.get(config.task.name), config.task.parameters, where=config.where, prefix="task")
+
+
+def check_model_names(config: ExperimentConfig) -> None:
+    """Look every model's name up before anything is loaded, so that a typo costs no waiting.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+        ConfigError: a model's own YAML file is wrong.
+    """
+    for name in config.models:
+        # A model that is not there now is this model's own failure, and the others are still measured.
+        with contextlib.suppress(ModelSourceError):
+            model_config(name)
+
+
+def prompt_pairs(task: Task, config: ExperimentConfig) -> list[PromptPair]:
+    """All prompt pairs of the task.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    pairs = list(task.prompt_pairs())
+    if not pairs:
+        raise ConfigError(f"{config.where}: the task {config.task.name!r} makes no pairs; raise its size.")
+    return pairs
+
+
+def prepare(
+    name: str, pairs: Sequence[PromptPair], config: ExperimentConfig, load_subject: Callable[[str], Any]
+) -> Preparation:
+    """Load a model and align the pairs with its tokenizer.
+
+    Pairs that the tokenizer does not align are counted and left out, unless they are a user's own prompts.
+
+    Raises:
+        AlignmentError: a user's own prompt is not aligned; names the tokens.
+    """
+    subject = load_subject(name)
+    aligned, misfits = [], []
+    for pair in pairs:
+        try:
+            aligned.append(align(pair, subject.tokenizer, chat=config.chat_arguments))
+        except AlignmentError as error:
+            if config.task.name == OWN_PROMPTS:
+                raise
+            misfits.append(str(error))
+    identity = provenance.identity_record(subject)
+    return Preparation(name, subject, identity, tuple(aligned), len(misfits), misfits[0] if misfits else "")
+
+
+def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) -> list[Cell]:
+    """The model's blocks of pairs, each with its key."""
+    # Where the weights lie on this machine does not change what they compute; their hash is in the identity.
+    identity = {key: value for key, value in prepared.identity.items() if key != "source"}
+    common = {
+        "model": prepared.name,
+        "identity": identity,
+        "probe": config.probe,
+        "probe_source": provenance.plugin_hash(probe),
+        "parameters": probe.parameters.model_dump(mode="json"),
+        "source": provenance.source_hash(),
+        "packages": provenance.package_versions(),
+    }
+    cells = []
+    for block, first in enumerate(range(0, len(prepared.pairs), config.block_size)):
+        pairs = prepared.pairs[first : first + config.block_size]
+        content = {**common, "first": first, "pairs": [provenance.pair_record(pair) for pair in pairs]}
+        cells.append(Cell(prepared.name, block, first, pairs, provenance.cell_key(content)))
+    return cells
+
+
+def cell_provenance(cell: Cell, prepared: Preparation, config: ExperimentConfig) -> dict[str, Any]:
+    """What is written beside a cell's rows: everything a record names (design section 6)."""
+    return {
+        "experiment": config.name,
+        "experiment_hash": config.hash,
+        "model": cell.model,
+        "block": cell.block,
+        "identity": {key: value for key, value in prepared.identity.items() if key != "source"},
+        "probe": config.probe,
+        "task": config.task.model_dump(mode="json"),
+        "pairs": [provenance.pair_record(pair) for pair in cell.pairs],
+        "source": provenance.source_hash(),
+        "packages": provenance.package_versions(),
+        "code": provenance.code_version(),
+        "threads": provenance.threads(),
+    }
+
+
+def labelled(rows: Sequence[Mapping[str, Any]], cell: Cell) -> list[dict[str, Any]]:
+    """The probe's rows with their model, pair and scenario."""
+    result = []
+    for row in rows:
+        if not isinstance(row.get("pair"), int) or not 0 <= row["pair"] < len(cell.pairs):
+            raise ValueError("every row of a probe must carry 'pair', the index into the pairs it was given")
+        pair = cell.pairs[row["pair"]]
+        scenario = pair.scenario
+        labels = {
+            "model": cell.model,
+            "pair": cell.first + row["pair"],
+            "pair_id": provenance.pair_id(pair),
+            "skeleton": scenario.skeleton,
+            "wording": scenario.wording,
+            "scenario_seed": scenario.seed,
+        }
+        attributes = {f"scenario_{key}": value for key, value in sorted(scenario.attributes.items())}
+        measured = {key: value for key, value in row.items() if key != "pair"}
+        result.append({**labels, **attributes, **measured})
+    return result
+

@@ -1,0 +1,189 @@
+"""A run's results in memory, and read back from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from kvprobe.errors import StoreError, UnknownNameError
+from kvprobe.runs.claims import Verdict
+from kvprobe.runs.config import ExperimentConfig
+from kvprobe.runs.gate import GateReport
+from kvprobe.stats import Effect
+
+SUMMARY = "summary.json"
+ROWS = "rows.parquet"
+CONFIG = "config.yaml"
+LOG = "log.jsonl"
+
+
+class Status(StrEnum):
+    """What became of a model in a run."""
+
+    MEASURED = "measured"
+    """It passed the gate; its effects count."""
+    NOT_APPLICABLE = "not applicable"
+    """It fails the inclusion gate; no effects are given."""
+    FAILED = "failed"
+    """It could not be loaded, or some of its cells could not be measured."""
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """All that a run found on one model.
+
+    Args:
+        reason: one sentence on the status: gate and attrition, or what failed.
+        identity: as the model loader gives it; empty when it could not be loaded.
+        gate: `None` when nothing was measured.
+        effects: what the probe summarised; empty unless the gate was passed. With `FAILED`, of what was kept.
+        failures: one sentence for every cell that failed.
+        cells: keys of the finished cells, in order.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    identity: dict[str, Any] = field(default_factory=dict)
+    gate: GateReport | None = None
+    effects: tuple[Effect, ...] = ()
+    failures: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+
+    def effect(self, name: str) -> Effect:
+        """The effect called `name`.
+
+        Raises:
+            UnknownNameError: with the nearest names.
+        """
+        by_name = {effect.name: effect for effect in self.effects}
+        if name not in by_name:
+            raise UnknownNameError("effect", name, by_name)
+        return by_name[name]
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "status": str(self.status),
+            "reason": self.reason,
+            "identity": self.identity,
+            "gate": self.gate.to_record() if self.gate else None,
+            "effects": [effect.to_record() for effect in self.effects],
+            "failures": list(self.failures),
+            "cells": list(self.cells),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> ModelResult:
+        """The result that `to_record` wrote."""
+        return cls(
+            name=record["name"],
+            status=Status(record["status"]),
+            reason=record["reason"],
+            identity=record["identity"],
+            gate=GateReport.from_record(record["gate"]) if record["gate"] else None,
+            effects=tuple(Effect.from_record(effect) for effect in record["effects"]),
+            failures=tuple(record["failures"]),
+            cells=tuple(record["cells"]),
+        )
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Args:
+        config: the experiment as it was run.
+        hash: of the experiment.
+        folder: that holds all of it.
+        models: by name, in the experiment's order.
+        verdicts: one for each claim and model, p values adjusted.
+        provenance: code commit and dirty flag, package versions, seed, threads.
+    """
+
+    config: ExperimentConfig
+    hash: str
+    folder: Path
+    models: dict[str, ModelResult]
+    verdicts: tuple[Verdict, ...]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def effects(self) -> dict[str, list[Effect]]:
+        """Effects by model; a model that failed the gate has none."""
+        return {name: list(result.effects) for name, result in self.models.items()}
+
+    @property
+    def failed(self) -> bool:
+        """Whether some model or cell could not be measured: the exit code is then not 0."""
+        return any(result.status is Status.FAILED for result in self.models.values())
+
+    def rows(self) -> pd.DataFrame:
+        """All rows of all models, with `included` telling which count."""
+        return read_rows(self.folder)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "experiment": self.config.name,
+            "hash": self.hash,
+            "profile": self.config.profile,
+            "source": self.config.source,
+            "config": self.config.model_dump(mode="json", exclude={"source", "profile"}),
+            "models": [result.to_record() for result in self.models.values()],
+            "verdicts": [verdict.to_record() for verdict in self.verdicts],
+            "provenance": self.provenance,
+        }
+
+
+def load_result(folder: str | Path) -> RunResult:
+    """The result in an experiment's folder (`results/<experiment>/<hash>`).
+
+    Raises:
+        StoreError: there is none, or it cannot be read.
+    """
+    path = Path(folder)
+    try:
+        record = json.loads((path / SUMMARY).read_bytes())
+        config = ExperimentConfig.model_validate(
+            {**record["config"], "source": record["source"], "profile": record["profile"]}
+        )
+        models = [ModelResult.from_record(model) for model in record["models"]]
+        verdicts = tuple(Verdict.from_record(verdict) for verdict in record["verdicts"])
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} holds no finished run (no {SUMMARY}); run the experiment first.") from error
+    except OSError as error:
+        raise StoreError(f"{path / SUMMARY} cannot be read ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path / SUMMARY} is damaged; delete it and run the experiment again.") from error
+    by_name = {model.name: model for model in models}
+    return RunResult(config, record["hash"], path, by_name, verdicts, record["provenance"])
+
+
+def read_rows(folder: str | Path) -> pd.DataFrame:
+    """All rows of the run in `folder`.
+
+    Raises:
+        StoreError: they are not there or cannot be read.
+    """
+    path = Path(folder) / ROWS
+    try:
+        table = pq.read_table(path)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read; run the experiment again, finished cells are kept.") from error
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def find_runs(results_dir: str | Path, experiment: str | None = None) -> list[Path]:
+    """Folders of finished runs under `results_dir`, oldest first."""
+    found = Path(results_dir).glob(f"{experiment or '*'}/*/{SUMMARY}")
+    return [file.parent for file in sorted(found, key=lambda file: (file.stat().st_mtime_ns, str(file)))]

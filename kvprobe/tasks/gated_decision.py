@@ -1,0 +1,92 @@
+"""Task `gated_decision`: pairs of the gated decision over the whole scenario library."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from kvprobe.tasks.base import TASKS, Task
+from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, Mode, Rule, pick_notes, render
+from kvprobe.tasks.library import Skeleton, Split, filler_notes, skeletons
+from kvprobe.tasks.pairs import PromptPair, Provenance
+from kvprobe.tasks.wordings import WORDINGS
+
+
+@TASKS.register("gated_decision")
+class GatedDecision(Task):
+    """A session field decides, through a rule, between two actions; skeletons are visited evenly."""
+
+    size: int = Field(60, ge=1, description="number of pairs")
+    seed: int = Field(0, ge=0)
+    split: Split = Field("held_out", description="held_out skeletons were never shown to the organisms")
+    wordings: tuple[str, ...] = ("manual", "memo", "dialogue")
+    rules: tuple[Rule, ...] = ("cases",)
+    field_slots: tuple[FieldSlot, ...] = ("start",)
+    mode: Mode = "direct"
+    notes_before: tuple[int, int] = Field((0, 3), description="fewest and most neutral notes before the policy")
+    notes_after: tuple[int, int] = Field((0, 3), description="fewest and most neutral notes after the policy")
+    other_fields: tuple[int, int] = Field((0, 2), description="fewest and most further session lines")
+    polarity: Literal["random", "library"] = Field(
+        "random", description="random: which action goes with which value is drawn for each pair"
+    )
+
+    @field_validator("wordings")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            WORDINGS.get(name)
+        return names
+
+    def prompt_pairs(self) -> Iterator[PromptPair]:
+        """Pairs whose `base` holds one value of the field and whose `donor` holds the other."""
+        library = list(skeletons(self.split))
+        random.Random(self.seed).shuffle(library)
+        for index in range(self.size):
+            rng = random.Random(f"gated_decision {self.seed} {index}")
+            skeleton = library[index % len(library)]
+            # Wording advances once per round of the library, so every skeleton meets every wording.
+            wording = self.wordings[(index + index // len(library)) % len(self.wordings)]
+            yield self._pair(rng, skeleton, wording)
+
+    def _pair(self, rng: random.Random, skeleton: Skeleton, wording: str) -> PromptPair:
+        scenario = self._scenario(rng, skeleton)
+        layout = self._layout(rng)
+        old, new = scenario.values
+        base, donor = (render(scenario, value, wording, layout, mode=self.mode) for value in (old, new))
+        attributes = {
+            "entity": skeleton.entity, "field": skeleton.field, "old": old, "new": new, "rule": scenario.rule, "slot": layout.field_slot,
+            "mode": self.mode,
+        }
+        return PromptPair(
+            base, donor, *scenario.actions, Provenance(skeleton.name, wording, self.seed, attributes)
+        )
+
+    def _scenario(self, rng: random.Random, skeleton: Skeleton) -> GatedScenario:
+        old, new = rng.sample(skeleton.values, 2)
+        first, second = skeleton.actions
+        if self.polarity == "random" and rng.random() < 0.5:
+            first, second = second, first
+        case_order: tuple[int, int] = (0, 1) if rng.random() < 0.5 else (1, 0)
+        option_order: tuple[int, int] = (0, 1) if rng.random() < 0.5 else (1, 0)
+        others = [other for other in skeletons("all") if other.field != skeleton.field]
+        chosen = rng.sample(others, rng.randint(*self.other_fields))
+        return GatedScenario(
+            skeleton.domain, skeleton.entity, skeleton.field, (old, new), (first, second), skeleton.request,
+            rule=rng.choice(self.rules),
+            trigger=rng.randint(0, 1),
+            case_order=case_order,
+            option_order=option_order,
+            other_fields=tuple((other.field, rng.choice(other.values)) for other in chosen),
+        )
+
+    def _layout(self, rng: random.Random) -> Layout:
+        notes = filler_notes()
+        before, after = rng.randint(*self.notes_before), rng.randint(*self.notes_after)
+        return Layout(
+            rng.choice(self.field_slots),
+            pick_notes(notes, before, rng.randrange(len(notes))),
+            pick_notes(notes, after, rng.randrange(len(notes))),
+        )

@@ -1,0 +1,168 @@
+"""The locality experiment from the command line to a figure, on random models with the organisms' tokenizer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+from typer.testing import CliRunner, Result
+
+from kvprobe.cli import look, run
+from kvprobe.cli.app import app
+from kvprobe.models.catalogue import organism_names
+from kvprobe.organisms.families import organism_config
+from kvprobe.organisms.tokenizer import build_tokenizer
+from kvprobe.runs import Outcome, RunResult, Status, find_runs, load_config, load_result
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENT = ROOT / "experiments" / "section3" / "locality.yaml"
+RELAXED = "gate: {oracle_accuracy: 0.0, answer_mass: 0.0, noise_floor: 0.0, minimum_pairs: 1}"
+assert look
+assert run
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with random models; random ones decide some pairs rightly by chance."""
+    logging.disable_progress_bar()
+    tokenizer = build_tokenizer()
+    folders = {}
+    for family in ("mistral", "gemma2"):
+        config = organism_config(family, len(tokenizer))
+        config.initializer_range = 0.2
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config)
+        folders[family] = tmp_path_factory.mktemp("models") / f"{family}-random"
+        model.save_pretrained(folders[family])
+        tokenizer.save_pretrained(folders[family])
+    return folders
+
+
+def experiment(folder: Path, models: list[Path], extra: str = RELAXED, size: int = 30) -> Path:
+    file = folder / "experiment.yaml"
+    names = ", ".join(map(str, models))
+    file.write_text(f"include: {EXPERIMENT}\nmodels: {{random: [{names}]}}\ntask: {{size: {size}}}\n{extra}\n")
+    return file
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+
+
+def the_run(results: Path) -> RunResult:
+    (folder,) = find_runs(results)
+    return load_result(folder)
+
+
+def written(results: Path) -> dict[str, bytes]:
+    """Everything in the results but the logs, whose times may differ."""
+    files = (file for file in results.rglob("*") if file.is_file() and file.name != "log.jsonl")
+    return {str(file.relative_to(results)): file.read_bytes() for file in files}
+
+
+def test_from_yaml_to_verdicts_and_a_figure_and_again(tmp_path: Path, models: dict[str, Path]) -> None:
+    file, results = experiment(tmp_path, [models["mistral"]]), tmp_path / "runs"
+    first = call("run", file, "--models", "random", "--results", results)
+    assert first.exit_code == 0, first.output
+    result = the_run(results)
+    (model,) = result.models.values()
+    assert model.status is Status.MEASURED
+    assert model.gate is not None
+    assert model.gate.excluded == model.effect("field_only.recovery").excluded
+    assert model.effect("blast_radius.before").high == 0.0
+    assert model.effect("no_op.error").high == 0.0
+    assert model.effect("full_downstream.recovery").estimate == pytest.approx(1.0, abs=1e-4)
+    assert Outcome.CONTRADICTED not in {v.outcome for v in result.verdicts if v.claim == "both-are-the-donor"}
+    assert "mistral-random" in first.stdout
+    assert str(result.folder / "locality.png") in first.stdout.replace("\n", "")
+    assert (result.folder / "locality.svg").is_file()
+
+    before = written(results)
+    cells = sorted((result.folder / "cells").glob("*.json"))
+    cells[0].unlink()
+    cells[1].with_suffix(".parquet").write_bytes(b"half-writ")
+    for name in ("rows.parquet", "summary.json", "locality.png"):
+        (result.folder / name).unlink()
+    second = call("run", file, "--models", "random", "--results", results)
+    assert second.exit_code == 0, second.output
+    assert "is damaged" in second.stderr
+    assert written(results) == before
+
+
+def test_a_model_at_chance_is_not_applicable(tmp_path: Path, models: dict[str, Path]) -> None:
+    file, results = experiment(tmp_path, [models["gemma2"]], extra="", size=6), tmp_path / "runs"
+    done = call("run", file, "--results", results)
+    assert done.exit_code == 0, done.output
+    result = the_run(results)
+    assert {verdict.outcome for verdict in result.verdicts} == {Outcome.NOT_APPLICABLE}
+    assert result.effects == {str(models["gemma2"]): []}
+    assert (result.folder / "locality.png").is_file()
+    assert "not applicable" in done.stdout
+
+
+def test_own_prompts_that_do_not_align_are_told(tmp_path: Path, models: dict[str, Path]) -> None:
+    prompt = tmp_path / "prompt.yaml"
+    prompt.write_text(
+        "name: mine\nprompt: 'The order status is {{pending|shipped returned}}. Reply with cancel or deny.'\n"
+        "answers: {old: cancel, new: deny}\n"
+    )
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"name: mine\nprobe: locality\nmodels: {models['mistral']}\n"
+        f"task: {{name: own_prompt, files: [{prompt}]}}\n"
+    )
+    done = call("run", file, "--results", tmp_path / "runs")
+    assert done.exit_code == 1
+    assert "'pending' is 1 tokens and" in done.stderr
+    assert len(done.stderr.strip().splitlines()[-1]) > 20
+
+
+def test_a_results_folder_that_cannot_be_written(tmp_path: Path, models: dict[str, Path]) -> None:
+    (tmp_path / "file").write_text("")
+    file = experiment(tmp_path, [models["mistral"]])
+    done = call("run", file, "--results", tmp_path / "file" / "runs")
+    assert done.exit_code == 1
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_stopped_in_mid_run_it_goes_on_to_the_same_bytes(
+    sent: signal.Signals, code: int, tmp_path: Path, models: dict[str, Path]
+) -> None:
+    file = experiment(tmp_path, [models["mistral"]], extra=f"{RELAXED}\nblock_size: 3")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    command = [sys.executable, "-c", "from kvprobe.cli import main; main()", "run", str(file), "--results"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(whole)], env=environment, check=True, capture_output=True)
+    process = subprocess.Popen([*command, str(parts)], env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(parts.rglob("cells/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code
+    if sent is signal.SIGINT:
+        assert "is kept in" in told
+        assert "Traceback" not in told
+    assert not list(parts.rglob("summary.json"))
+    subprocess.run([*command, str(parts)], env=environment, check=True, capture_output=True)
+    assert written(parts) == written(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not organism_names(), reason="no organisms ship with this checkout")
+def test_the_shipped_organisms_reproduce_the_claims(tmp_path: Path) -> None:
+    wanted = [name for name in load_config(EXPERIMENT).models if name in organism_names()]
+    done = call("run", EXPERIMENT, "--profile", "quick", "--models", ",".join(wanted), "--results", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert {verdict.outcome for verdict in the_run(tmp_path).verdicts} == {Outcome.REPRODUCED}

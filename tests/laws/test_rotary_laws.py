@@ -1,0 +1,143 @@
+"""Moving keys: additive, exact against a native prefill, values untouched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import FAMILIES, tiny, tokens
+from transformers import PhiConfig, PhiForCausalLM
+
+from kvprobe.engine.cache import KVCache
+from kvprobe.engine.forward import forward, prefill
+from kvprobe.engine.operations import append, reposition
+from kvprobe.engine.rotary import RotaryTable
+from kvprobe.errors import UnsupportedError
+
+LENGTH = 9
+STEPS = st.integers(0, 90)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(a=STEPS, b=st.integers(-90, 90))
+def test_repositions_add_up_bit_for_bit(name: str, dtype: torch.dtype, a: int, b: int) -> None:
+    subject = tiny(name, dtype)
+    cache = prefill(subject, tokens(LENGTH), offset=90).cache
+    twice = reposition(subject, reposition(subject, cache, a)[0], b)[0]
+    once = reposition(subject, cache, a + b)[0]
+    assert twice.fingerprint() == once.fingerprint()
+    back = reposition(subject, twice, -a - b)[0]
+    assert back.fingerprint() == cache.fingerprint()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(delta=st.integers(1, 100))
+def test_moved_keys_equal_those_of_a_native_prefill(name: str, delta: int) -> None:
+    """Relative positions are all a RoPE model sees, so the whole prefill moves, at every layer."""
+    subject = tiny(name, torch.float64)
+    here = prefill(subject, tokens(LENGTH)).cache
+    there = prefill(subject, tokens(LENGTH), offset=delta).cache
+    moved, receipt = reposition(subject, here, delta)
+    assert torch.equal(moved.positions, there.positions)
+    assert receipt.tokens_rotated == LENGTH
+    for mine, native, old in zip(moved.layers, there.layers, here.layers, strict=True):
+        torch.testing.assert_close(mine.keys, native.keys, atol=2e-5, rtol=2e-5)
+        assert torch.equal(mine.values, old.values)
+        assert not torch.equal(mine.keys, old.keys)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_moved_cache_decides_as_a_native_one(name: str) -> None:
+    subject = tiny(name, torch.float64)
+    moved, _ = reposition(subject, prefill(subject, tokens(LENGTH)).cache, 31)
+    native = prefill(subject, tokens(LENGTH), offset=31).cache
+    torch.testing.assert_close(
+        forward(subject, [7], moved).logits, forward(subject, [7], native).logits, atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_entries_appended_to_a_moved_cache_keep_their_own_origin(name: str) -> None:
+    subject = tiny(name)
+    moved, _ = reposition(subject, prefill(subject, tokens(LENGTH)).cache, 5)
+    longer, _ = append(subject, moved, [4, 5])
+    assert longer.positions.tolist() == list(range(5, LENGTH + 7))
+    assert longer.source_positions.tolist() == [*range(LENGTH), LENGTH + 5, LENGTH + 6]
+    back, _ = reposition(subject, longer, -5)
+    original = prefill(subject, tokens(LENGTH)).cache
+    assert torch.equal(back.layers[0].keys[:, :, :LENGTH], original.layers[0].keys)
+
+
+def test_yarn_scaling_of_keys_does_not_enter_the_rotation() -> None:
+    subject = tiny("llama_yarn", torch.float64)
+    assert subject.model.model.rotary_emb.attention_scaling > 1.1
+    cache = prefill(subject, tokens(LENGTH)).cache
+    moved, _ = reposition(subject, cache, 50)
+    for mine, old in zip(moved.layers, cache.layers, strict=True):
+        torch.testing.assert_close(mine.keys.norm(dim=-1), old.keys.norm(dim=-1), atol=1e-6, rtol=1e-6)
+
+
+def test_llama3_frequencies_are_the_adjusted_ones() -> None:
+    table = tiny("llama").architecture.rotary(tiny("llama").model)[0]
+    plain = 1.0 / 100.0 ** (torch.arange(0, 8, 2) / 8)
+    ratio = plain / table.inverse_frequencies
+    assert ratio[0] == 1
+    assert torch.isclose(ratio[-1], torch.tensor(8.0))
+    assert bool((ratio[1:] >= ratio[:-1]).all())
+
+
+def test_two_bases_give_each_layer_type_its_own_table() -> None:
+    local, full, again = tiny("gemma3").architecture.rotary(tiny("gemma3").model)
+    assert (local.scaling, full.scaling, again.scaling) == ("default", "linear", "default")
+    assert not torch.equal(local.inverse_frequencies, full.inverse_frequencies)
+    assert torch.equal(local.inverse_frequencies, again.inverse_frequencies)
+
+
+def test_partial_rotary_turns_the_first_channels_only() -> None:
+    config = PhiConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = PhiForCausalLM(config).double().eval()
+    table = RotaryTable.from_module(model.model.rotary_emb)
+    assert table.rotary_dim == 4
+    ids = torch.tensor([tokens(LENGTH)])
+    caches = []
+    for offset in (0, 23):
+        with torch.no_grad():
+            past = model(ids, position_ids=torch.arange(LENGTH)[None] + offset, use_cache=True).past_key_values
+        caches.append(KVCache.from_hugging_face(past))
+    for here, there in zip(caches[0].layers, caches[1].layers, strict=True):
+        moved = table.rotate(here.keys, torch.full((LENGTH,), 23))
+        torch.testing.assert_close(moved, there.keys, atol=1e-5, rtol=1e-5)
+        assert torch.equal(moved[..., 4:], here.keys[..., 4:])
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope", "never_heard_of"])
+def test_scalings_that_cannot_be_moved_are_refused(scaling: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"'{scaling}'"):
+        RotaryTable(torch.ones(4), scaling)
+
+
+def test_a_module_without_frequencies_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no inverse frequencies"):
+        RotaryTable.from_module(torch.nn.Linear(2, 2), "full_attention")
+
+
+def test_bfloat16_round_trip_stays_within_one_rounding() -> None:
+    keys = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    table = RotaryTable(1.0 / 100.0 ** (torch.arange(0, 8, 2) / 8))
+    delta = torch.full((5,), 77)
+    there = table.rotate(keys, delta)
+    assert there.dtype == torch.bfloat16
+    assert float((table.rotate(there, -delta) - keys).abs().max()) < 4e-2
+    assert torch.equal(table.rotate(keys, torch.zeros(5, dtype=torch.long)), keys)

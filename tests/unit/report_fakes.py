@@ -1,0 +1,55 @@
+"""Finished runs without a model, for the tests of reports and commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runs_fakes import FakeProbe, load_subject
+from test_probes_locality import made_rows
+
+from kvprobe.probes.base import Panel
+from kvprobe.probes.locality import Locality
+from kvprobe.runs import ExperimentConfig, RunResult, run_experiment
+from kvprobe.stats import StatisticsConfig
+
+CLAIMS = [
+    {"id": "local", "statement": "field_only.recovery < 0.15", "source": "section 3", "paper_value": 0.009},
+    {"id": "wrong", "statement": "downstream_only.recovery < 0.5", "source": "made up | on purpose"},
+]
+
+
+def panel(model: str = "a-model", field: float = 0.05) -> Panel:
+    """A measured model that recovers `field` from the field alone."""
+    rows = made_rows(field, 1 - field, [float(gap) for gap in range(4, 16)])
+    effects = {effect.name: effect for effect in Locality().summarise(rows, StatisticsConfig())}
+    return Panel(model, effects, rows, {"field_only.recovery": 0.01}, "Qwen3-8B")
+
+
+class MadeLocality(Locality):
+    """The locality probe with rows made by hand in place of a model."""
+
+    def measure(self, subject, pairs, progress):  # type: ignore[no-untyped-def]
+        rows = made_rows(0.05, 0.96, [10.0 + index % 3 for index in range(len(pairs))])
+        return rows.drop(columns="skeleton").astype(object).where(rows.notna(), None).to_dict("records")
+
+
+def finished_run(results: Path, monkeypatch) -> RunResult:  # type: ignore[no-untyped-def]
+    """A run of two fake models, `red` measured and `broken` not to be loaded."""
+    import kvprobe.runs.runner as runner
+
+    monkeypatch.setattr(runner, "make_probe", lambda config: MadeLocality())
+    config = ExperimentConfig.model_validate(
+        {
+            "name": "locality",
+            "question": "Where does it act from?",
+            "probe": "locality",
+            "models": ["red", "broken"],
+            "task": {"name": "gated_decision", "size": 24, "split": "all"},
+            "block_size": 12,
+            "claims": CLAIMS,
+        }
+    )
+    return run_experiment(config, results_dir=results, load_subject=load_subject)
+
+
+__all__ = ["FakeProbe", "finished_run", "panel"]

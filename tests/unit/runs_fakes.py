@@ -1,0 +1,162 @@
+"""A fake model and a fake probe, fast and exact, for the tests of the experiment runner.
+
+As a script, `python runs_fakes.py RESULTS SECONDS`, it runs the fake experiment, SECONDS for each cell, and prints a
+line for each finished cell; the tests kill it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from kvprobe.errors import ModelSourceError, UnknownNameError
+from kvprobe.runs import events, preparation, provenance
+from kvprobe.runs.config import ExperimentConfig
+from kvprobe.stats import Effect, StatisticsConfig, ratio_of_sums
+
+CONFIG: dict[str, Any] = {
+    "name": "fake",
+    "question": "Does the fake recover?",
+    "probe": "fake",
+    "models": ["red", "blue"],
+    "task": {"name": "gated_decision", "size": 20, "split": "all"},
+    "block_size": 4,
+    "claims": [
+        {"id": "local", "statement": "field_only.recovery < 0.15", "paper_value": 0.02},
+        {"id": "rest", "statement": "downstream.recovery < 0.5", "headline": True},
+    ],
+}
+
+
+class WordTokenizer:
+    """Words with the blank before them are tokens; there is no BOS and no chat template."""
+
+    bos_token_id = None
+    bos_token = None
+    chat_template = None
+
+    def __init__(self) -> None:
+        self.words: dict[int, str] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        ids = []
+        for word in re.findall(r" ?[^\s]+|\s", text):
+            ids.append(zlib.crc32(word.encode()))
+            self.words[ids[-1]] = word
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.words[token] for token in ids)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.words[token] for token in ids]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The fields of a model's identity that the runner looks at."""
+
+    name: str
+    source: str
+    weights_sha256: str
+    tokenizer_sha256: str = "t" * 64
+    dtype: str = "float32"
+    attention: str = "eager"
+    device: str = "cpu"
+
+
+def load_subject(name: str) -> Any:
+    """The fake model `red` or `blue`; `broken` cannot be loaded, others do not exist."""
+    if name == "broken":
+        raise ModelSourceError("The weights of broken are truncated; pull them again.")
+    if name not in {"red", "blue", "hub/model"}:
+        raise UnknownNameError("model", name, ["red", "blue"])
+    return SimpleNamespace(name=name, tokenizer=WordTokenizer(), identity=identity(name))
+
+
+def identity(name: str) -> Identity:
+    return Identity(name, f"/here/{name}", f"{name}-weights")
+
+
+class FakeProbe:
+    """Measures hashes: recovery 0.05 of the field alone, 0.95 of all after it."""
+
+    name = "fake"
+
+    class Parameters(BaseModel):
+        """Of the fake."""
+
+        model_config = ConfigDict(extra="forbid")
+        field_only: float = 0.05
+
+    def __init__(self, parameters: FakeProbe.Parameters | None = None) -> None:
+        self.parameters = parameters or self.Parameters()
+        self.measured: list[str] = []
+        self.before: Callable[[Any, Sequence[Any]], None] = lambda subject, pairs: None
+        self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row
+
+    def measure(
+        self, subject: Any, pairs: Sequence[Any], progress: Callable[[int, int], None]
+    ) -> list[dict[str, Any]]:
+        self.measured.append(subject.name)
+        self.before(subject, pairs)
+        rows = []
+        for index, pair in enumerate(pairs):
+            noise = int(pair.base.token_hash[:4], 16) / 65536 - 0.5
+            base, donor = -5.0 - noise, 5.0 + noise
+            for condition, recovery in (("field_only", self.parameters.field_only), ("downstream", 0.95)):
+                margin = base + (recovery + 0.1 * noise) * (donor - base)
+                row = {"pair": index, "condition": condition, "m_base": base, "m_donor": donor, "margin": margin}
+                rows.append(self.change(row))
+            progress(index + 1, len(pairs))
+        return rows
+
+    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
+        return [
+            ratio_of_sums(
+                f"{condition}.recovery",
+                part["margin"] - part["m_base"],
+                part["m_donor"] - part["m_base"],
+                clusters=part[statistics.cluster],
+                statistics=statistics,
+            )
+            for condition, part in rows.groupby("condition", sort=False)
+        ]
+
+
+def config(**changes: Any) -> ExperimentConfig:
+    """The fake experiment."""
+    return ExperimentConfig(**{**CONFIG, **changes})
+
+
+def main() -> None:
+    from kvprobe.runs import runner
+
+    results, seconds = sys.argv[1], float(sys.argv[2])
+    probe = FakeProbe()
+    probe.before = lambda subject, pairs: time.sleep(seconds)
+    runner.make_probe = lambda config: probe  # type: ignore[assignment]
+    # The tree under test may be edited while the tests run, and loading torch takes seconds.
+    provenance.source_hash = lambda: "source"  # type: ignore[assignment]
+    provenance.code_version = lambda: {"version": "0", "commit": "c", "dirty": False}  # type: ignore[assignment]
+    provenance.threads = lambda: 1
+    assert preparation.provenance is provenance
+
+    def say(event: events.Event) -> None:
+        if isinstance(event, events.CellFinished):
+            print(event.key, flush=True)
+
+    runner.run_experiment(config(), results_dir=results, load_subject=load_subject, on_event=say)
+
+
+if __name__ == "__main__":
+    main()

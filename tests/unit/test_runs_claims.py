@@ -1,0 +1,135 @@
+"""Verdicts follow from intervals alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kvprobe.errors import ConfigError
+from kvprobe.runs.claims import Claim, Outcome, Verdict, adjust, judge, not_applicable, parse_statement
+from kvprobe.stats import Effect
+
+numbers = st.floats(-5, 5, allow_nan=False)
+
+
+def effect(low: float, high: float, **more: object) -> Effect:
+    values = {"name": "x.y", "estimate": (low + high) / 2, "low": low, "high": high, "n": 20, "clusters": 10} | more
+    return Effect(**values)  # type: ignore[arg-type]
+
+
+def outcome(statement: str, measured: Effect) -> Outcome:
+    return judge(Claim(id="c", statement=statement), "m", [measured]).outcome
+
+
+@pytest.mark.parametrize(
+    ("statement", "low", "high", "expected"),
+    [
+        ("x.y < 0.15", -0.1, 0.1, Outcome.REPRODUCED),
+        ("x.y < 0.15", 0.1, 0.15, Outcome.INCONCLUSIVE),
+        ("x.y <= 0.15", 0.1, 0.15, Outcome.REPRODUCED),
+        ("x.y < 0.15", 0.15, 0.3, Outcome.CONTRADICTED),
+        ("x.y <= 0.15", 0.15, 0.3, Outcome.INCONCLUSIVE),
+        ("x.y >= 0.85", 0.9, 1.1, Outcome.REPRODUCED),
+        ("x.y >= 0.85", 0.1, 0.8, Outcome.CONTRADICTED),
+        ("x.y == 0", 0.0, 0.0, Outcome.REPRODUCED),
+        ("x.y == 0", 0.1, 0.1, Outcome.CONTRADICTED),
+        ("x.y == 0", -0.1, 0.1, Outcome.INCONCLUSIVE),
+        ("abs(x.y) < 0.1", -0.05, 0.02, Outcome.REPRODUCED),
+        ("abs(x.y) < 0.1", -0.5, -0.2, Outcome.CONTRADICTED),
+        ("abs( x.y ) < 0.1", -0.5, 0.02, Outcome.INCONCLUSIVE),
+        ("0.85 <= x.y <= 1.15", 0.9, 1.1, Outcome.REPRODUCED),
+        ("0.85 <= x.y <= 1.15", 1.2, 1.3, Outcome.CONTRADICTED),
+        ("-1e-3 < x.y < .5", 0.0, 0.6, Outcome.INCONCLUSIVE),
+        ("x.y < 0.15", -math.inf, math.inf, Outcome.INCONCLUSIVE),
+    ],
+)
+def test_outcomes(statement: str, low: float, high: float, expected: Outcome) -> None:
+    estimate = {"estimate": 0.0} if math.isinf(low) else {}
+    assert outcome(statement, effect(low, high, **estimate)) is expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "x <", "x < y", "x = 1", "abs(x < 1", "x) < 1", "1 < 2", "2 <= x <= 1", "x < 1 and y < 2",
+             "__import__('os').system('true') < 1", "x..y < 1", "x < nan", "x < 1 # really"]
+)
+def test_unreadable_statements(text: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot read|no value lies"):
+        parse_statement(text)
+
+
+@given(numbers, numbers, numbers)
+def test_a_statement_and_its_negation_never_agree(bound: float, a: float, b: float) -> None:
+    measured = effect(min(a, b), max(a, b), estimate=min(a, b))
+    claim, negation = outcome(f"x.y < {bound!r}", measured), outcome(f"x.y >= {bound!r}", measured)
+    opposite = {Outcome.REPRODUCED: Outcome.CONTRADICTED, Outcome.CONTRADICTED: Outcome.REPRODUCED}
+    assert negation is opposite.get(claim, Outcome.INCONCLUSIVE)
+
+
+@given(numbers, numbers, numbers, st.floats(0, 1))
+def test_a_narrower_interval_never_reverses_a_verdict(bound: float, a: float, b: float, inner: float) -> None:
+    low, high = min(a, b), max(a, b)
+    wide = outcome(f"x.y < {bound!r}", effect(low, high, estimate=low))
+    middle = min(max(low + inner * (high - low), low), high)
+    narrow = outcome(f"x.y < {bound!r}", effect(middle, high, estimate=high))
+    assume(wide is not Outcome.INCONCLUSIVE)
+    assert narrow is wide
+
+
+@pytest.mark.parametrize(("clusters", "expected"), [(1, "inconclusive"), (5, "inconclusive"), (6, "reproduced")])
+def test_a_range_needs_six_clusters_to_say_anything(clusters: int, expected: str) -> None:
+    assert outcome("x.y < 0.15", effect(-0.1, 0.1, method="range", clusters=clusters)) == expected
+
+
+def test_an_unknown_effect_is_told_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"Claim 'c' is about 'x.z'.*did you mean 'x.y'"):
+        judge(Claim(id="c", statement="x.z < 1"), "m", [effect(0, 1)])
+
+
+def test_paper_values_by_model() -> None:
+    claim = Claim(id="c", statement="x.y < 1", paper_values={"m": 0.3})
+    assert judge(claim, "m", [effect(0, 1)]).paper_value == 0.3
+    assert judge(claim, "other", [effect(0, 1)]).paper_value is None
+    with pytest.raises(ValueError, match="not both"):
+        Claim(id="c", statement="x.y < 1", paper_values={"m": 0.3}, paper_value=0.2)
+
+
+def test_adjustment_families() -> None:
+    spread = {"standard_error": 0.1, "degrees_of_freedom": 9.0}
+    verdicts = [
+        judge(Claim(id=f"c{i}", statement=f"x.y < {bound}", headline=i < 2), "m", [effect(-0.2, 0.2, extra=spread)])
+        for i, bound in enumerate((0.25, 0.3, 0.5))
+    ]
+    verdicts.append(not_applicable(Claim(id="n", statement="x.y < 1", headline=True), "m", "gate"))
+    adjusted = adjust(verdicts)
+    assert [v.outcome for v in adjusted] == [v.outcome for v in verdicts]
+    for verdict in adjusted[:3]:
+        assert verdict.p_value is not None
+        assert verdict.p_benjamini_hochberg is not None
+        assert verdict.p_value <= verdict.p_benjamini_hochberg <= 1
+    assert adjusted[0].p_holm == pytest.approx(adjusted[0].p_value)
+    assert adjusted[1].p_holm is not None
+    assert adjusted[2].p_holm is None
+    assert adjusted[3].p_benjamini_hochberg is None
+
+
+def test_p_agrees_with_the_interval() -> None:
+    spread = {"standard_error": 0.1, "degrees_of_freedom": 9.0}
+    half = 2.262157 * 0.1
+    on_the_edge = judge(Claim(id="c", statement=f"x.y < {half}"), "m", [effect(-half, half, extra=spread)])
+    assert on_the_edge.p_value == pytest.approx(0.05, abs=1e-4)
+
+
+def test_no_p_where_the_data_bound_nothing() -> None:
+    spread = {"standard_error": 0.1, "degrees_of_freedom": 9.0}
+    unbounded = effect(-math.inf, math.inf, estimate=0.0, extra=spread)
+    assert judge(Claim(id="c", statement="x.y < 0.5"), "m", [unbounded]).p_value is None
+
+
+def test_records_round_trip() -> None:
+    verdict = judge(Claim(id="c", statement="x.y < 1"), "m", [effect(0, 0.5)])
+    assert Verdict.from_record(verdict.to_record()) == verdict
+    skipped = not_applicable(Claim(id="c", statement="x.y < 1"), "m", "gate")
+    assert Verdict.from_record(skipped.to_record()) == skipped

@@ -1,0 +1,109 @@
+"""From a figure or a number back to rows, configuration and command."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import runs_fakes
+import yaml
+from runs_fakes import FakeProbe, config, load_subject
+
+from kvprobe.errors import StoreError, UnknownNameError
+from kvprobe.runs import load_config, provenance, run_experiment, runner
+from kvprobe.runs.explain import explain, figure_metadata
+from kvprobe.runs.results import RunResult, find_runs
+
+mpl.use("Agg")
+MODELS = ["red", "hub/model"]
+PROFILES = {"quick": {"task": {"size": 12}}}
+
+
+@pytest.fixture
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunResult:
+    monkeypatch.setattr(provenance, "source_hash", lambda: "source")
+    monkeypatch.setattr(runner, "make_probe", lambda config: FakeProbe())
+    source = tmp_path / "fake.yaml"
+    source.write_text(yaml.safe_dump({**runs_fakes.CONFIG, "models": MODELS, "profiles": PROFILES}))
+    loaded = load_config(source, profile="quick")
+    return run_experiment(loaded, results_dir=tmp_path / "results", load_subject=load_subject)
+
+
+def test_a_number_has_its_rows_and_its_command(result: RunResult, tmp_path: Path) -> None:
+    about = explain("fake/red/field_only.recovery", tmp_path / "results")
+    assert about.kind == "effect"
+    assert set(about.rows["model"]) == {"red"}
+    assert about.effects["red"] == result.models["red"].effect("field_only.recovery")
+    assert about.command == f"kvprobe run {tmp_path / 'fake.yaml'} --profile quick"
+    text = "\n".join(about.lines())
+    assert "weights red-weights" in text
+    assert "fake.yaml" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "models"),
+    [
+        ("fake", "run", 2),
+        ("fake/red", "model", 1),
+        ("fake/downstream.recovery", "effect", 2),
+        ("fake/local", "claim", 2),
+        ("fake/hub/model", "model", 1),
+        ("fake/hub/model/local", "claim", 1),
+    ],
+)
+def test_names(result: RunResult, tmp_path: Path, target: str, kind: str, models: int) -> None:
+    about = explain(target, tmp_path / "results")
+    assert (about.kind, len(about.models)) == (kind, models)
+    assert len(about.rows)
+    if kind == "claim":
+        assert {verdict.claim for verdict in about.verdicts} == {"local"}
+
+
+def test_a_cell(result: RunResult, tmp_path: Path) -> None:
+    key = result.models["hub/model"].cells[0]
+    about = explain(key[:10], tmp_path / "results")
+    assert about.kind == "cell"
+    assert set(about.rows["cell"]) == {key}
+
+
+def test_a_figure_even_when_it_was_copied_away(result: RunResult, tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    inside = result.folder / "figures" / "fake.png"
+    inside.parent.mkdir()
+    Figure().savefig(inside, metadata=figure_metadata(result))
+    outside = tmp_path / "elsewhere.png"
+    shutil.copy(inside, outside)
+    for path in (inside, outside):
+        assert explain(path, tmp_path / "results").result == result
+    with pytest.raises(StoreError, match=r"which is not in"):
+        explain(outside, tmp_path / "no results")
+    foreign = tmp_path / "foreign.png"
+    Figure().savefig(foreign)
+    with pytest.raises(StoreError, match="not one of kvprobe's figures"):
+        explain(foreign, tmp_path / "results")
+
+
+def test_the_command_falls_back_to_the_resolved_copy(result: RunResult, tmp_path: Path) -> None:
+    (tmp_path / "fake.yaml").unlink()
+    about = explain("fake", tmp_path / "results")
+    assert about.command == f"kvprobe run {result.folder / 'config.yaml'}"
+    assert load_config(result.folder / "config.yaml").hash == result.hash
+
+
+def test_unknown_names_are_told_with_the_nearest(result: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'fake'"):
+        explain("fakes", tmp_path / "results")
+    with pytest.raises(UnknownNameError, match=r"field_only\.recovery"):
+        explain("fake/field_only.recover", tmp_path / "results")
+    with pytest.raises(UnknownNameError):
+        explain("fake@0000", tmp_path / "results")
+
+
+def test_the_newest_run_is_meant_unless_a_hash_is_given(result: RunResult, tmp_path: Path) -> None:
+    newer = run_experiment(config(block_size=7), results_dir=tmp_path / "results", load_subject=load_subject)
+    assert explain("fake", tmp_path / "results").result.hash == newer.hash
+    assert explain(f"fake@{result.hash[:6]}", tmp_path / "results").result.hash == result.hash
+    assert len(find_runs(tmp_path / "results")) == 2

@@ -1,0 +1,381 @@
+"""Running: cells, gate, verdicts, what goes wrong, and going on after it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs_fakes
+from runs_fakes import FakeProbe, Identity, config, load_subject
+
+import kvprobe
+from kvprobe.errors import (
+    AlignmentError,
+    ConfigError,
+    GateError,
+    NumericsError,
+    OutOfMemoryError,
+    StoreError,
+    UnknownNameError,
+)
+from kvprobe.runs import events, load_result, provenance, run_experiment, runner
+from kvprobe.runs.claims import Outcome
+from kvprobe.runs.events import Pace
+from kvprobe.runs.executors import InProcessExecutor
+from kvprobe.runs.results import RunResult, Status
+from kvprobe.tasks.gated_decision import GatedDecision
+
+
+@pytest.fixture(autouse=True)
+def _fixed_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "source_hash", lambda: "source")
+    monkeypatch.setattr(provenance, "threads", lambda: 1)
+    monkeypatch.setattr(os, "fsync", lambda number: None)  # slow; the killed subprocess keeps it
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> FakeProbe:
+    fake = FakeProbe()
+    monkeypatch.setattr(runner, "make_probe", lambda config: fake)
+    return fake
+
+
+def run(folder: Path, changes: dict[str, Any] | None = None, **arguments: Any) -> RunResult:
+    return run_experiment(config(**(changes or {})), results_dir=folder, load_subject=load_subject, **arguments)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the log, which alone may differ."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_from_experiment_to_verdicts(tmp_path: Path, probe: FakeProbe) -> None:
+    result = run(tmp_path)
+    assert list(result.models) == ["red", "blue"]
+    red = result.models["red"]
+    assert red.status is Status.MEASURED
+    assert red.gate is not None
+    assert red.gate.included == red.gate.measured
+    assert red.effect("field_only.recovery").estimate == pytest.approx(0.05, abs=0.05)
+    outcomes = {(verdict.claim, verdict.model): verdict.outcome for verdict in result.verdicts}
+    assert outcomes["local", "red"] is Outcome.REPRODUCED
+    assert outcomes["rest", "blue"] is Outcome.CONTRADICTED
+    assert not result.failed
+    with pytest.raises(UnknownNameError, match=r"field_only\.recovery"):
+        red.effect("field_only.recover")
+
+
+def test_every_row_names_where_it_comes_from(tmp_path: Path, probe: FakeProbe) -> None:
+    result = run(tmp_path)
+    rows = result.rows()
+    assert not rows[["experiment", "model", "pair_id", "skeleton", "wording", "cell", "included"]].isna().any().any()
+    assert set(rows["cell"]) == {key for model in result.models.values() for key in model.cells}
+    assert len(rows) == 2 * sum(model.gate.measured for model in result.models.values() if model.gate)
+    beside = json.loads((result.folder / "cells" / f"{rows['cell'][0]}.json").read_text())
+    assert beside["identity"]["weights_sha256"] == "red-weights"
+    assert {"code", "packages", "pairs", "threads", "sha256", "experiment_hash"} <= set(beside)
+    assert {"base", "donor"} <= set(beside["pairs"][0])
+    # The i-th pair is the same for both models, so paired comparisons between models are possible.
+    by_model = rows.groupby("model")["pair_id"].unique()
+    assert list(by_model["red"]) == list(by_model["blue"])
+
+
+def test_a_second_run_computes_nothing_and_changes_nothing(tmp_path: Path, probe: FakeProbe) -> None:
+    run(tmp_path)
+    before, measured = contents(tmp_path), len(probe.measured)
+    seen: list[events.Event] = []
+    again = run(tmp_path, on_event=seen.append)
+    assert len(probe.measured) == measured
+    assert contents(tmp_path) == before
+    ready = [event for event in seen if isinstance(event, events.ModelReady)]
+    assert all(event.finished == event.cells > 0 for event in ready)
+    assert load_result(again.folder) == again
+
+
+def test_another_claim_measures_nothing_again(tmp_path: Path, probe: FakeProbe) -> None:
+    first = run(tmp_path)
+    measured = len(probe.measured)
+    second = run(tmp_path, {"claims": [{"id": "local", "statement": "field_only.recovery < 0.2"}]})
+    assert second.folder != first.folder
+    assert len(probe.measured) == measured
+    assert contents(second.folder / "cells") == contents(first.folder / "cells")
+
+
+@pytest.mark.parametrize("changed", ["parameters", "weights", "tokens", "packages", "source", "block"])
+def test_what_determines_a_cell_is_in_its_key(
+    tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    keys = set(run(tmp_path / "one").models["red"].cells)
+    changes: dict[str, Any] = {}
+    if changed == "parameters":
+        probe.parameters = FakeProbe.Parameters(field_only=0.1)
+    if changed == "weights":
+        monkeypatch.setattr(runs_fakes, "identity", lambda name: Identity(name, f"/here/{name}", "other weights"))
+    if changed == "tokens":
+        changes = {"task": {**runs_fakes.CONFIG["task"], "seed": 7}}
+    if changed == "packages":
+        monkeypatch.setattr(provenance, "package_versions", lambda: {"torch": "0"})
+    if changed == "source":
+        monkeypatch.setattr(provenance, "source_hash", lambda: "another")
+    if changed == "block":
+        changes = {"block_size": 5}
+    assert keys.isdisjoint(run(tmp_path / "two", changes).models["red"].cells)
+
+
+def test_where_the_weights_lie_is_not_in_the_key(
+    tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path / "one")
+    monkeypatch.setattr(runs_fakes, "identity", lambda name: Identity(name, "/elsewhere", f"{name}-weights"))
+    assert run(tmp_path / "two").models["red"].cells == first.models["red"].cells
+
+
+class _Backwards(InProcessExecutor):
+    def run(self, work: Any, cells: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        return super().run(work, list(reversed(cells)))
+
+
+def test_the_executor_does_not_change_the_result(tmp_path: Path, probe: FakeProbe) -> None:
+    run(tmp_path / "one")
+    run(tmp_path / "two", executor=_Backwards())
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_ctrl_c_keeps_finished_cells_and_goes_on_to_the_same_bytes(
+    tmp_path: Path, probe: FakeProbe, after: int
+) -> None:
+    run(tmp_path / "whole")
+    whole = len(probe.measured)
+    probe.measured.clear()
+
+    def interrupt(subject: Any, pairs: Any) -> None:
+        if len(probe.measured) > after:
+            raise KeyboardInterrupt
+
+    probe.before = interrupt
+    seen: list[events.Event] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", on_event=seen.append)
+    assert seen[-1] == events.RunInterrupted(after, 10)
+    probe.before = lambda subject, pairs: None
+    run(tmp_path / "cut")
+    assert len(probe.measured) == whole + 1
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def start(results: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, runs_fakes.__file__, str(results), str(seconds)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(kvprobe.__file__).parents[1])}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_kill_9_then_rerun_gives_the_bytes_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    with start(tmp_path / "whole", 0) as whole:
+        assert whole.stdout is not None
+        cells = whole.stdout.read().split()
+    assert whole.returncode == 0
+    finished: list[str] = []
+    for lines in (2, 3):  # twice, at different places
+        with start(tmp_path / "killed", 0.2) as killed:
+            assert killed.stdout is not None
+            finished += [killed.stdout.readline().strip() for _ in range(lines)]
+            killed.send_signal(signal.SIGKILL)
+        assert killed.returncode == -signal.SIGKILL
+    assert not list((tmp_path / "killed").rglob("summary.json"))
+    with start(tmp_path / "killed", 0) as rest:
+        assert rest.stdout is not None
+        finished += rest.stdout.read().split()
+    assert rest.returncode == 0
+    # A killed run may have written one more cell than it could still tell of; none was computed twice.
+    assert len(finished) == len(set(finished))
+    assert set(finished) <= set(cells)
+    assert len(finished) >= len(cells) - 2
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [NumericsError("The logits are NaN."), OutOfMemoryError("No room for one row.")])
+def test_a_failed_cell_is_told_and_the_others_are_kept(tmp_path: Path, probe: FakeProbe, error: Exception) -> None:
+    def fail_once(subject: Any, pairs: Any) -> None:
+        if subject.name == "red" and len(probe.measured) == 2:
+            raise error
+
+    probe.before = fail_once
+    seen: list[events.Event] = []
+    result = run(tmp_path, on_event=seen.append)
+    red, blue = result.models["red"], result.models["blue"]
+    assert [event.message for event in seen if isinstance(event, events.CellFailed)] == [str(error)]
+    assert red.status is Status.FAILED
+    assert str(error) in red.reason
+    assert red.gate is not None
+    assert red.gate.failed == 4
+    assert blue.status is Status.MEASURED
+    assert len(red.cells) == len(blue.cells) - 1
+    assert result.failed
+    by_model = {verdict.model: verdict.outcome for verdict in result.verdicts if verdict.claim == "local"}
+    assert by_model == {"red": Outcome.NOT_APPLICABLE, "blue": Outcome.REPRODUCED}
+    probe.before = lambda subject, pairs: None
+    probe.measured.clear()
+    again = run(tmp_path)
+    assert probe.measured == ["red"]  # the failed cell alone
+    assert not again.failed
+
+
+def test_a_value_that_is_no_number_fails_its_cell(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.change = lambda row: {**row, "margin": float("nan")}
+    result = run(tmp_path)
+    assert result.failed
+    assert "'margin' is nan" in result.models["red"].failures[0]
+    assert not list((result.folder / "cells").iterdir())
+    assert load_result(result.folder) == result
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_others(tmp_path: Path, probe: FakeProbe) -> None:
+    result = run(tmp_path, {"models": ["broken", "blue"]})
+    assert result.models["broken"].status is Status.FAILED
+    assert result.models["broken"].reason == "The weights of broken are truncated; pull them again."
+    assert result.models["blue"].status is Status.MEASURED
+    with pytest.raises(UnknownNameError, match=r"did you mean 'blue'"):
+        run(tmp_path, {"models": ["bleu"]})
+
+
+def test_a_model_that_cannot_do_the_task_is_not_applicable(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.change = lambda row: {**row, "m_donor": -1.0}
+    result = run(tmp_path)
+    red = result.models["red"]
+    assert red.status is Status.NOT_APPLICABLE
+    assert red.effects == ()
+    assert red.gate is not None
+    assert red.gate.oracle_accuracy is not None
+    assert red.gate.oracle_accuracy.estimate == 0.5
+    assert red.gate.not_flipped == red.gate.measured
+    assert {verdict.outcome for verdict in result.verdicts} == {Outcome.NOT_APPLICABLE}
+    assert not result.rows()["included"].any()
+    assert not result.failed
+
+
+def test_exclusions_travel_with_every_effect(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.change = lambda row: {**row, "m_base": -0.001} if row["pair"] == 0 else row
+    result = run(tmp_path, {"gate": {"oracle_accuracy": 0.5}})
+    red = result.models["red"]
+    assert red.gate is not None
+    assert red.gate.undecided == red.gate.excluded == 5
+    assert {effect.excluded for effect in red.effects} == {5}
+    rows = result.rows()
+    assert (~rows["included"]).sum() == 2 * 2 * 5
+
+
+def test_pairs_that_do_not_align_are_counted(
+    tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = runs_fakes.WordTokenizer.encode
+    first = next(iter(GatedDecision(size=20, split="all").prompt_pairs()))
+    value = next(segment.text.strip() for segment in first.base.segments if segment.name == "field")
+    monkeypatch.setattr(
+        runs_fakes.WordTokenizer,
+        "encode",
+        lambda self, text, add_special_tokens=False: whole(self, text.replace(value, f"{value} {value}")),
+    )
+    result = run(tmp_path)
+    gate = result.models["red"].gate
+    assert gate is not None
+    assert gate.unaligned >= 1
+    assert gate.measured == 20 - gate.unaligned
+    assert f"{gate.unaligned} of 20 pairs do not align" in result.models["red"].reason
+
+
+def test_no_pair_at_all_aligns(tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def misaligned(*_: Any, **__: Any) -> None:
+        raise AlignmentError("The values differ in length: 'gold' is 1 token and 'silver' is 2.")
+
+    monkeypatch.setattr("kvprobe.runs.preparation.align", misaligned)
+    result = run(tmp_path)
+    red = result.models["red"]
+    assert red.status is Status.NOT_APPLICABLE
+    assert "aligns none of the 20 pairs" in red.reason
+    assert result.rows().empty
+    assert load_result(result.folder) == result
+
+
+def test_an_unaligned_prompt_of_ones_own_is_an_error(tmp_path: Path, probe: FakeProbe) -> None:
+    prompt = tmp_path / "mine.yaml"
+    prompt.write_text(
+        "name: mine\nprompt: 'The tier is {{gold|very silver}}.'\nanswers: {old: approve, new: reject}\n"
+    )
+    with pytest.raises(AlignmentError, match="differ in length"):
+        run(tmp_path / "results", {"task": {"name": "own_prompt", "files": [str(prompt)]}})
+
+
+def test_all_model_names_are_looked_up_before_one_is_loaded(
+    tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_default_loader", lambda: load_subject)
+    models = [str(tmp_path / "absent"), "no such model"]
+    with pytest.raises(UnknownNameError, match="no such model"):
+        run_experiment(config(models=models), results_dir=tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_task_without_pairs(tmp_path: Path, probe: FakeProbe) -> None:
+    with pytest.raises(ConfigError, match="makes no pairs"):
+        run(tmp_path, {"task": {"name": "own_prompt", "files": []}})
+
+
+def test_wrong_task_names_and_parameters(tmp_path: Path, probe: FakeProbe) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'gated_decision'"):
+        run(tmp_path, {"task": "gated_decisions"})
+    with pytest.raises(ConfigError, match=r"'task.sise' is not a known key; did you mean 'size'\?"):
+        run(tmp_path, {"task": {"name": "gated_decision", "sise": 3}})
+    with pytest.raises(ConfigError, match=r"'task.size' is wrong"):
+        run(tmp_path, {"task": {"name": "gated_decision", "size": "all"}})
+
+
+def test_a_claim_about_nothing_measured(tmp_path: Path, probe: FakeProbe) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'field_only\.recovery'"):
+        run(tmp_path, {"claims": [{"id": "c", "statement": "field_only.recovry < 1"}]})
+    measured = len(probe.measured)
+    run(tmp_path)  # mended: nothing is measured again
+    assert len(probe.measured) == measured
+
+
+def test_rows_without_margins_cannot_be_gated(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.change = lambda row: {key: value for key, value in row.items() if key != "m_donor"}
+    with pytest.raises(GateError, match="no column 'm_donor'"):
+        run(tmp_path)
+
+
+def test_a_results_folder_that_cannot_be_written(tmp_path: Path, probe: FakeProbe) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"^The results folder .* cannot be written \(.*\); choose another"):
+        run(tmp_path / "file" / "results")
+
+
+def test_progress_reaches_the_end_and_never_goes_back(tmp_path: Path, probe: FakeProbe) -> None:
+    seen: list[events.Event] = []
+    run(tmp_path, on_event=seen.append)
+    fractions = [event.fraction for event in seen if isinstance(event, events.Progress)]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert isinstance(seen[0], events.RunStarted)
+    assert isinstance(seen[-1], events.RunFinished)
+
+
+def test_time_left_is_of_this_runs_own_pace() -> None:
+    now = [0.0]
+    pace = Pace(total=10, clock=lambda: now[0])
+    assert pace.seconds_left() is None
+    pace.skip(5)  # found in the store: no work
+    pace.begin()
+    now[0] = 3.0
+    assert pace.seconds_left(0.5) == pytest.approx(6.0 * 4.5)
+    assert pace.end() == 3.0
+    assert pace.seconds_left() == pytest.approx(3.0 * 4)
+    assert pace.fraction() == pytest.approx(0.6)

@@ -1,0 +1,224 @@
+"""The store: whole or not at all, deterministic, and never silent about damage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import runs_fakes
+from hypothesis import given
+from hypothesis import strategies as st
+from runs_fakes import FakeProbe, config, load_subject
+
+from kvprobe.errors import NumericsError, StoreError
+from kvprobe.runs import events, load_result, provenance, run_experiment, runner
+from kvprobe.runs.results import read_rows
+from kvprobe.runs.store import (
+    DamagedCellError,
+    Store,
+    concatenated,
+    parquet_bytes,
+    table_of,
+    write_atomically,
+)
+
+ROWS = [{"pair": 0, "margin": 1.5, "word": "a"}, {"pair": 1, "margin": None, "flag": True}]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, "fake", "ab" * 32)
+
+
+def test_a_cell_comes_back_as_it_was_written(store: Store) -> None:
+    assert store.load("key") is None
+    saved = store.save("key", ROWS, {"model": "m"})
+    loaded = store.load("key")
+    assert loaded is not None
+    assert loaded.table.equals(saved.table)
+    assert loaded.provenance["model"] == "m"
+    assert loaded.table.to_pylist() == [
+        {"pair": 0, "margin": 1.5, "word": "a", "flag": None},
+        {"pair": 1, "margin": None, "word": None, "flag": True},
+    ]
+
+
+def truncate(cell: Path) -> None:
+    data = cell.with_suffix(".parquet").read_bytes()
+    cell.with_suffix(".parquet").write_bytes(data[: len(data) // 2])
+
+
+def flip_a_bit(cell: Path) -> None:
+    data = bytearray(cell.with_suffix(".parquet").read_bytes())
+    data[len(data) // 2] ^= 1
+    cell.with_suffix(".parquet").write_bytes(bytes(data))
+
+
+def lose_the_rows(cell: Path) -> None:
+    cell.with_suffix(".parquet").unlink()
+
+
+def half_a_record(cell: Path) -> None:
+    cell.with_suffix(".json").write_text(cell.with_suffix(".json").read_text()[:20])
+
+
+def empty_record(cell: Path) -> None:
+    cell.with_suffix(".json").write_bytes(b"")
+
+
+def another_record(cell: Path) -> None:
+    cell.with_suffix(".json").write_text("[]")
+
+
+def lose_the_record(cell: Path) -> None:
+    cell.with_suffix(".json").unlink()
+
+
+DAMAGE = [truncate, flip_a_bit, lose_the_rows, half_a_record, empty_record, another_record]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(store: Store, damage: Any) -> None:
+    store.save("key", ROWS, {})
+    damage(store.cells / "key")
+    with pytest.raises(DamagedCellError, match=r"^The stored cell key is damaged \(.*\); it is measured again\.$"):
+        store.load("key")
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, lose_the_record])
+def test_a_damaged_cell_is_told_and_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any
+) -> None:
+    monkeypatch.setattr(provenance, "source_hash", lambda: "source")
+    probe = FakeProbe()
+    monkeypatch.setattr(runner, "make_probe", lambda config: probe)
+    seen: list[events.Event] = []
+
+    def run() -> Path:
+        return run_experiment(config(), results_dir=tmp_path, load_subject=load_subject, on_event=seen.append).folder
+
+    folder = run()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl"}
+    damage(next((folder / "cells").glob("*.parquet")).with_suffix(""))
+    probe.measured.clear()
+    seen.clear()
+    run()
+    assert len(probe.measured) == 1
+    warnings = [event for event in seen if isinstance(event, events.Warned)]
+    assert len(warnings) == (0 if damage is lose_the_record else 1)
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl"}
+    assert after == before
+
+
+def test_a_damaged_sibling_is_not_taken_over(tmp_path: Path) -> None:
+    old = Store(tmp_path, "fake", "aa" * 32)
+    old.save("key", ROWS, {})
+    flip_a_bit(old.cells / "key")
+    new = Store(tmp_path, "fake", "bb" * 32)
+    assert new.load("key") is None
+    old.save("key", ROWS, {})
+    assert new.load("key") is not None
+    assert (new.cells / "key.parquet").read_bytes() == (old.cells / "key.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("place", ["write", "fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_content_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if place == "write":
+        monkeypatch.setattr(Path, "open", full)
+    if place == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    if place == "replace":
+        monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_full_and_read_only_disks_are_one_sentence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> Any:
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    monkeypatch.setattr("kvprobe.runs.store.write_atomically", refuse(errno.ENOSPC))
+    with pytest.raises(StoreError, match=r"cannot be written \(No space left on device\)"):
+        store.save("key", ROWS, {})
+    monkeypatch.setattr(Path, "touch", refuse(errno.EROFS))
+    with pytest.raises(StoreError, match=r"cannot be written \(Read-only file system\)"):
+        Store(store.root, "fake", "cc" * 32)
+
+
+def test_what_a_killed_run_left_is_swept_away_and_what_a_living_one_writes_is_not(store: Store) -> None:
+    import socket
+    import subprocess
+
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    dead = store.cells / f".key.parquet@{socket.gethostname()}.{gone.pid}.tmp"
+    alive = store.cells / f".key.parquet@{socket.gethostname()}.{os.getpid()}.tmp"
+    elsewhere = store.cells / ".key.parquet@another.host.1.tmp"
+    for file in (dead, alive, elsewhere):
+        file.write_bytes(b"half")
+    Store(store.root, "fake", "ab" * 32)
+    assert [file.exists() for file in (dead, alive, elsewhere)] == [False, True, True]
+    assert store.load("key") is None
+
+
+values = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), values), max_size=6))
+def test_same_rows_same_bytes(rows: list[dict[str, float | None]]) -> None:
+    assert parquet_bytes(table_of(rows)) == parquet_bytes(table_of([dict(row) for row in rows]))
+
+
+def test_numpy_values_are_plain_values() -> None:
+    plain = [{"a": 1, "b": 0.5, "c": True}]
+    wrapped = [{"a": np.int64(1), "b": np.float64(0.5), "c": np.bool_(True)}]
+    assert parquet_bytes(table_of(plain)) == parquet_bytes(table_of(wrapped))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("nan")])
+def test_what_is_no_number_is_refused(store: Store, value: float) -> None:
+    with pytest.raises(NumericsError, match="'margin' is"):
+        store.save("key", [{"margin": value}], {})
+    assert list(store.cells.iterdir()) == []
+
+
+def test_tables_with_different_columns_go_together() -> None:
+    one, other = table_of([{"a": 1, "b": None}]), table_of([{"b": 0.5, "c": "x"}])
+    assert concatenated([one, pa.table({}), other]).to_pylist() == [
+        {"a": 1, "b": None, "c": None},
+        {"a": None, "b": 0.5, "c": "x"},
+    ]
+    assert concatenated([]).num_rows == 0
+
+
+def test_reading_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds no finished run"):
+        load_result(tmp_path)
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_rows(tmp_path)
+    (tmp_path / "summary.json").write_text('{"config": ')
+    with pytest.raises(StoreError, match="is damaged"):
+        load_result(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"config": runs_fakes.CONFIG}))
+    with pytest.raises(StoreError, match="is damaged"):
+        load_result(tmp_path)
