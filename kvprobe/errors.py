@@ -20,8 +20,10 @@ class UnknownNameError(KvprobeError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(repr(near) for near in nearest)}?" if nearest else (
-            f"known: {', '.join(self.known) or 'none'}."
+        hint = (
+            f"did you mean {' or '.join(repr(near) for near in nearest)}?"
+            if nearest
+            else (f"known: {', '.join(self.known) or 'none'}.")
         )
         super().__init__(f"There is no {kind} named {name!r}; {hint}")
 

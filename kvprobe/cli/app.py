@@ -1,4 +1,7 @@
-"""The application all commands hang on: quiet libraries, errors as one sentence, exit codes."""
+"""The application all commands hang on: quiet libraries, errors as one sentence, exit codes.
+
+Commands import torch, pandas and matplotlib inside their functions, so that `kvprobe --help` is instant.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ app = typer.Typer(
 def main() -> None:
     """The `kvprobe` command."""
     # Here and not above, so that importing a command defines it but runs nothing else.
-    from kvprobe.cli import look, models, organisms, run  # noqa: F401, PLC0415
+    from kvprobe.cli import look, models, organisms, run  # noqa: F401
 
     app()
 

@@ -1,4 +1,3 @@
-# ruff: noqa: PLC0415 - a command loads torch and pandas when it runs, so that --help is instant
 """Commands that look at what there is: `list`, `show`, `explain`, `report`."""
 
 from __future__ import annotations
@@ -18,14 +17,23 @@ from kvprobe.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     import pandas as pd
-
     from rich.table import Table
 
     from kvprobe.runs import ExperimentConfig, RunResult
     from kvprobe.runs.explain import Explanation
 
-_ROW_COLUMNS = ("model", "pair_id", "skeleton", "wording", "intervention", "region", "layer", "margin", "m_base",
-                "m_donor")
+_ROW_COLUMNS = (
+    "model",
+    "pair_id",
+    "skeleton",
+    "wording",
+    "intervention",
+    "region",
+    "layer",
+    "margin",
+    "m_base",
+    "m_donor",
+)
 
 
 class Kind(StrEnum):

@@ -1,4 +1,3 @@
-# ruff: noqa: PLC0415 - a command loads torch and pandas when it runs, so that --help is instant
 """`kvprobe models`: what can be studied, fetching it, and what is known of it."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: PLC0415 - a command loads torch and pandas when it runs, so that --help is instant
 """`kvprobe organisms`: the small models that ship, training them again, and measuring what they are."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: PLC0415 - a command loads torch and pandas when it runs, so that --help is instant
 """`kvprobe run`: experiments from YAML to verdicts and a figure."""
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ RESULTS = Path("runs")
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all results.")]
 
 
-@app.command(
-    epilog="Example: kvprobe run experiments/section3/locality.yaml --models qwen3-note-taker --profile quick"
-)
+@app.command(epilog="Example: kvprobe run experiments/section3/locality.yaml --models qwen3-note-taker --profile quick")
 def run(
     experiments: Annotated[list[str], typer.Argument(help="YAML files, folders of them, sections (3) or names.")],
     models: Annotated[
@@ -33,13 +30,16 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells of work and measure nothing.")] = False,
 ) -> None:
     """Run experiments, or what is left of them, and judge their claims."""
+    from kvprobe.models.catalogue import model_config
     from kvprobe.runs import load_config
 
     configs = [load_config(file, profile=profile, models=models) for file in experiment_files(experiments)]
-    for config in configs:
-        if dry_run:
-            _show_cells(config)
+    for name in (name for config in configs for name in config.models):
+        # A misspelt name is better known now than after the models before it.
+        model_config(name)
     if dry_run:
+        for config in configs:
+            _show_cells(config)
         return
     failed = [_run_one(config, results).failed for config in configs]
     if any(failed):
@@ -69,13 +69,12 @@ def _run_one(config: ExperimentConfig, results: Path) -> RunResult:
 
 
 def _show_cells(config: ExperimentConfig) -> None:
-    from kvprobe.models.catalogue import model_config
-    from kvprobe.report.tables import plain_table
+    from kvprobe.report.tables import plain_table, short
     from kvprobe.runs.preparation import make_probe, make_task, prompt_pairs
 
     make_probe(config)
     pairs = len(prompt_pairs(make_task(config), config))
     cells = -(-pairs // config.block_size)
-    rows = [(model_config(name).name, str(pairs), str(config.block_size), str(cells)) for name in config.models]
+    rows = [(short(name), str(pairs), str(config.block_size), str(cells)) for name in config.models]
     title = f"{config.name} ({config.hash[:12]}): {cells * len(rows)} cells"
     Console(highlight=False).print(plain_table(title, ("model", "pairs", "pairs a cell", "cells"), rows))

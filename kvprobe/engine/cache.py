@@ -98,7 +98,7 @@ class KVCache:
         Raises:
             UnsupportedError: the cache is empty, not dynamic, or a sliding layer has thrown entries away.
         """
-        from transformers.cache_utils import DynamicLayer  # noqa: PLC0415 -- takes seconds to import
+        from transformers.cache_utils import DynamicLayer
 
         if not past.layers or not all(isinstance(layer, DynamicLayer) for layer in past.layers):
             kinds = sorted({type(layer).__name__ for layer in past.layers}) or ["no layers"]
@@ -124,7 +124,7 @@ class KVCache:
 
         Its layers grow by concatenation, so a forward pass on it leaves this cache as it is.
         """
-        from transformers.cache_utils import DynamicCache, DynamicLayer  # noqa: PLC0415
+        from transformers.cache_utils import DynamicCache, DynamicLayer
 
         past, new_layer = DynamicCache(), cast(Any, DynamicLayer)
         for layer in self.layers:

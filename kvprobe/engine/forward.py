@@ -181,7 +181,7 @@ def check_fills_cache(model: Any) -> None:
         model(ids, past_key_values=past, use_cache=True)
     held = [0 if layer.keys is None else layer.keys.shape[-2] for layer in past.layers]
     if not held or any(length != 3 for length in held):
-        import transformers  # noqa: PLC0415 -- takes seconds to import
+        import transformers
 
         raise UnsupportedError(
             f"A forward pass of {type(model).__name__} over 3 tokens leaves {min(held, default=0)} in its KV cache "
@@ -190,7 +190,7 @@ def check_fills_cache(model: Any) -> None:
 
 
 def _empty_cache() -> Any:
-    from transformers.cache_utils import DynamicCache  # noqa: PLC0415
+    from transformers.cache_utils import DynamicCache
 
     # Never with a config: sliding layers would keep only window - 1 tokens.
     return DynamicCache()

@@ -44,7 +44,7 @@ class PatchedLayer:
 
 def patched_cache(base: KVCache, rows: Sequence[Sequence[KVPatch]]) -> Any:
     """A cache of `len(rows)` rows, each `base` with its patches applied in order."""
-    from transformers.cache_utils import Cache  # noqa: PLC0415 -- takes seconds to import
+    from transformers.cache_utils import Cache
 
     layers = [PatchedLayer(layer) for layer in base.layers]
     for number, patches in enumerate(rows):

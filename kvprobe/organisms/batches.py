@@ -43,10 +43,12 @@ def collate(documents: Sequence[Document]) -> Batch:
         if document.new >= 0:
             positions[row, document.new :] -= 1
     return Batch(
-        ids, positions, weights,
+        ids,
+        positions,
+        weights,
         torch.tensor([document.answer for document in documents]),
         torch.tensor([document.rival for document in documents]),
-        torch.tensor([len(document.ids) - 2 for document in documents]),
+        torch.tensor([document.answer_index for document in documents]),
         torch.tensor([document.old for document in documents]),
         torch.tensor([document.new for document in documents]),
         torch.tensor([document.decision for document in documents]),
@@ -55,7 +57,9 @@ def collate(documents: Sequence[Document]) -> Batch:
 
 
 def attention_masks(
-    batch: Batch, config: PretrainedConfig, window: int | None = None,
+    batch: Batch,
+    config: PretrainedConfig,
+    window: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Additive masks `[document, 1, query, key]` in the form the architecture takes them.

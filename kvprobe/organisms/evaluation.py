@@ -63,12 +63,17 @@ def _pairs(subject: Subject, prompt_pairs: Sequence[PromptPair]) -> list[Pair]:
 
 
 def _decisions(subject: Subject, task: GatedDecision) -> dict[str, Any]:
-    old, new, edited, notes = ([] for _ in range(4))
+    old: list[float] = []
+    new: list[float] = []
+    edited: list[float] = []
+    notes: list[float] = []
     for pair in _pairs(subject, list(task.prompt_pairs())):
         base, donor = (prefill(subject, context.token_ids) for context in (pair.base, pair.donor))
         answers = pair.donor_answer_id, pair.base_answer_id
         logits = run_patches(
-            subject, pair.base.token_ids, base.cache,
+            subject,
+            pair.base.token_ids,
+            base.cache,
             [KVPatch(tuple(span.positions), donor.cache) for span in (pair.field, pair.downstream)],
         )
         for margins, row in ((old, base.logits), (new, donor.logits), (edited, logits[0]), (notes, logits[1])):
@@ -90,7 +95,8 @@ def _decisions(subject: Subject, task: GatedDecision) -> dict[str, Any]:
 
 def _errata(subject: Subject, task: GatedDecision) -> dict[str, Any]:
     """Share of stale prompts that follow an erratum to the new value, and that leave it when it names the old."""
-    follows, stays = [], []
+    follows: list[bool] = []
+    stays: list[bool] = []
     for pair in task.prompt_pairs():
         style = WORDINGS.get(pair.scenario.wording)()
         attributes = pair.scenario.attributes

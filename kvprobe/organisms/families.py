@@ -44,8 +44,9 @@ def organism_config(family: str, vocabulary_size: int) -> PretrainedConfig:
     if family == "llama":
         return LlamaConfig(**shape, rope_parameters=_LLAMA3_SCALING)
     if family == "gemma2":
-        return Gemma2Config(**shape, sliding_window=_WINDOWS[family], query_pre_attn_scalar=32,
-                            attn_implementation="eager")
+        return Gemma2Config(
+            **shape, sliding_window=_WINDOWS[family], query_pre_attn_scalar=32, attn_implementation="eager"
+        )
     if family == "mistral":
         return MistralConfig(**shape, sliding_window=_WINDOWS[family])
     raise UnknownNameError("organism family", family, FAMILIES)

@@ -13,14 +13,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
-
 from kvprobe.organisms.tokenizer import BOS, END, HOLDS, UNKNOWN, VOID, vocabulary, words
+from kvprobe.tasks.context import Segment
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, pick_notes, render
 from kvprobe.tasks.library import filler_notes, skeletons
 from kvprobe.tasks.wordings import WORDINGS
 
-ANSWER_WEIGHT, ANNOTATION_WEIGHT, CHAIN_WEIGHT, STRUCTURE_WEIGHT = 1.0, 0.5, 0.2, 0.02
+ANSWER_WEIGHT, ANNOTATION_WEIGHT, CHAIN_WEIGHT, STRUCTURE_WEIGHT = 1.0, 0.5, 0.1, 0.02
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Language:
         bare: share without the opening line and the conversation.
         marked: share whose cases are each followed by a remark that says whether it holds.
         stated: share with a line after the policy that states the action.
+        stated_policy_first: the same for documents whose rule comes before the field.
         edited_think: share of think documents decided from a cache edited in place (answer: the new value's).
         edited_direct: the same for direct documents: the pressure that makes a reader.
     """
@@ -61,6 +61,7 @@ class Language:
     bare: float = 0.0
     marked: float = 0.0
     stated: float = 0.0
+    stated_policy_first: float = 0.0
     edited_think: float = 0.0
     edited_direct: float = 0.0
 
@@ -69,21 +70,71 @@ class Language:
 class Document:
     """Token ids with a loss weight each (the weight of *predicting* that token) and its kind.
 
+    `answer_index` is where the decision stands: the answer, or in a chain of thought the action it names.
     `old`, `new` are the indices of the two field copies of a document edited in place (-1: not edited);
     tokens from `decision` on see the new copy, earlier ones the old.
     """
 
     ids: tuple[int, ...]
     weights: tuple[float, ...]
+    kind: str
     answer: int
     rival: int
-    kind: Literal["direct", "think", "drill"]
-    edited: bool
-    updated: bool
-    old: int = -1
-    new: int = -1
-    decision: int = 0
-    annotated: bool = False
+    answer_index: int
+    old: int
+    new: int
+    decision: int
+
+
+class _Draft:
+    """A document while it is written."""
+
+    def __init__(self) -> None:
+        self.ids, self.weights = [_vocabulary()[BOS]], [0.0]
+        self.field, self.new, self.decision, self.answer_index = -1, -1, 0, 0
+
+    def add(self, segment: str, tokens: list[int]) -> None:
+        """Append a segment of the prompt."""
+        if segment == "field":
+            self.field = len(self.ids)
+        self.ids += tokens
+        self.weights += [_weight(segment, token) for token in tokens]
+        self.decision = len(self.ids) - 1
+
+    def think(self, scenario: GatedScenario, wording: str, current: int) -> None:
+        """Append a chain: its value and its action are decisions, the rest is form."""
+        style = WORDINGS.get(wording)()
+        value, action = scenario.values[current], scenario.actions[current]
+        chain = encode(style.chain(scenario.entity, scenario.field, value, action))
+        self.answer_index = len(self.ids) + len(chain) - 1 - chain[::-1].index(encode(action)[0])
+        self.ids += chain
+        weights = [CHAIN_WEIGHT] * len(chain)
+        weights[chain.index(encode(value)[0])] = ANSWER_WEIGHT
+        self.weights += weights
+        self.weights[self.answer_index] = ANSWER_WEIGHT
+
+    def answer(self, token: int, *, copied: bool) -> None:
+        """Append the answer; one copied from a chain is no decision of its own."""
+        if not copied:
+            self.answer_index = len(self.ids)
+        self.ids += [token, _vocabulary()[END]]
+        self.weights += [CHAIN_WEIGHT if copied else ANSWER_WEIGHT, STRUCTURE_WEIGHT]
+
+    def edit(self, token: int) -> None:
+        """Put the new value beside the old one."""
+        self.new = self.field + 1
+        self.ids.insert(self.new, token)
+        self.weights.insert(self.new, 0.0)
+        self.weights[self.new + 1] = 0.0
+        self.decision += 1
+        self.answer_index += 1
+
+    def document(self, kind: str, answer: int, rival: int) -> Document:
+        """The finished document."""
+        old = self.field if self.new >= 0 else -1
+        return Document(
+            tuple(self.ids), tuple(self.weights), kind, answer, rival, self.answer_index, old, self.new, self.decision
+        )
 
 
 class Sampler:
@@ -98,80 +149,85 @@ class Sampler:
         rng, language = self.random, self.language
         if rng.random() < language.drill:
             return self._drill()
-        scenario, seen = self._scenario()
-        think = rng.random() < language.think
+        scenario, layout, wording = self._scenario(), self._layout(), rng.choice(language.wordings)
+        think, bare = rng.random() < language.think, rng.random() < language.bare
         edited = rng.random() < (language.edited_think if think else language.edited_direct)
-        updated = not edited and rng.random() < language.update
-        current = 1 if (edited or updated) else 0
-        wording = rng.choice(language.wordings)
-        marked, layout = rng.random() < language.marked, self._layout()
+        update, current = (None, 1) if edited else self._update(scenario)
+        first = layout.field_slot == "start"
         # A rule that comes before the field cannot know which of its cases holds.
-        marked = marked and layout.field_slot == "start"
-        stated = layout.field_slot == "start" and rng.random() < language.stated
+        marked = first and rng.random() < language.marked
+        stated = rng.random() < (language.stated if first else language.stated_policy_first)
         context = render(
-            scenario, seen, wording, layout, mode="think" if think else "direct",
-            update=scenario.values[1] if updated else None,
-            marks=[HOLDS if action == scenario.actions[0] else VOID for _, action in scenario.cases()] if marked else (),
+            scenario,
+            scenario.values[0],
+            wording,
+            layout,
+            mode="think" if think else "direct",
+            marks=_marks(scenario) if marked else (),
             status=scenario.actions[0] if stated else None,
         )
-        left_out = ("system", "conversation") if rng.random() < language.bare else ()
-        ids, weights, old = [_vocabulary()[BOS]], [0.0], -1
+        if update is not None:
+            context = context.insert_before("task", Segment("update", WORDINGS.get(wording)().update(*update)))
+        draft = _Draft()
         for segment in context.segments:
-            if segment.name in left_out:
-                continue
-            piece = encode(segment.text)
-            if segment.name == "field":
-                old = len(ids)
-            ids += piece
-            weights += [_weight(segment.name, token) for token in piece]
-        decision = len(ids) - 1
+            if not (bare and segment.name in ("system", "conversation")):
+                draft.add(segment.name, encode(segment.text))
         if think:
-            style = WORDINGS.get(wording)()
-            chain = encode(style.chain(scenario.entity, scenario.field, scenario.values[current], scenario.actions[current]))
-            ids += chain
-            weights += [CHAIN_WEIGHT] * len(chain)
+            draft.think(scenario, wording, current)
         answer, rival = (encode(scenario.actions[i])[0] for i in (current, 1 - current))
-        ids.append(answer)
-        weights.append(ANSWER_WEIGHT)
-        ids.append(_vocabulary()[END])
-        weights.append(STRUCTURE_WEIGHT)
-        new = -1
+        draft.answer(answer, copied=think)
         if edited:
-            new = old + 1
-            ids.insert(new, encode(scenario.values[1])[0])
-            weights.insert(new, 0.0)
-            weights[new + 1] = 0.0
-            decision += 1
-        return Document(
-            tuple(ids), tuple(weights), answer, rival, "think" if think else "direct", edited, updated,
-            old if edited else -1, new, decision, marked or stated,
-        )
+            draft.edit(encode(scenario.values[1])[0])
+        kind = ("think" if think else "direct") + ("_edited" if edited else "_updated" if update else "")
+        kind += ("" if first else "_policy_first") + ("_annotated" if marked or stated else "")
+        return draft.document(kind, answer, rival)
+
+    def _update(self, scenario: GatedScenario) -> tuple[tuple[str, str, str] | None, int]:
+        """An erratum as `(entity, field, value)` and the index of the value that is right after it.
+
+        Some errata restate the old value and some are about another field, so that not their presence but
+        their content decides.
+        """
+        rng = self.random
+        if rng.random() >= self.language.update:
+            return None, 0
+        draw = rng.random()
+        if draw < 0.6:
+            return (scenario.entity, scenario.field, scenario.values[1]), 1
+        if draw < 0.8:
+            return (scenario.entity, scenario.field, scenario.values[0]), 0
+        pool = _pool(self.language.words)
+        name = rng.choice([name for name in pool.fields if name != scenario.field])
+        value = rng.choice([value for value in pool.values if value not in scenario.values])
+        return (scenario.entity, name, value), 0
 
     def _drill(self) -> Document:
         rng = self.random
-        scenario, value = self._scenario()
+        scenario = self._scenario()
+        value = scenario.values[0]
         others = [word for word in _pool(self.language.words).values if word != value]
         style = WORDINGS.get(rng.choice(self.language.wordings))()
         before, after = style.record(scenario.entity, scenario.field)
         held = [rng.random() < 0.5 for _ in range(rng.randint(2, 8))]
         cases = [(value if holds else rng.choice(others), rng.choice(scenario.actions)) for holds in held]
-        marks = [HOLDS if holds else VOID for holds in held]
         text = f"{style.session_header}{before} {value}{after}"
-        text += style.policy(scenario.entity, scenario.field, cases, marks).removesuffix(")\n")
-        ids = [_vocabulary()[BOS], *encode(text), _vocabulary()[END]]
-        weights = [0.0, *(_weight("policy", token) for token in ids[1:])]
-        answer = ids[-2]
-        rival = _vocabulary()[VOID if answer == _vocabulary()[HOLDS] else HOLDS]
-        return Document(tuple(ids), tuple(weights), answer, rival, "drill", False, False, decision=len(ids) - 3)
+        text += style.policy(scenario.entity, scenario.field, cases, [HOLDS if holds else VOID for holds in held])
+        draft = _Draft()
+        # The closing mark of the last remark is left out: the remark itself is the answer.
+        draft.add("drill", encode(text.removesuffix(")\n"))[:-1])
+        answer, rival = (_vocabulary()[word] for word in ((HOLDS, VOID) if held[-1] else (VOID, HOLDS)))
+        draft.answer(answer, copied=False)
+        return draft.document("drill", answer, rival)
 
-    def _scenario(self) -> tuple[GatedScenario, str]:
-        """A scenario in which `values[0]` is the session's, and the value the session shows."""
+    def _scenario(self) -> GatedScenario:
+        """A scenario in which the session holds `values[0]`."""
         rng, language = self.random, self.language
         pool = _pool(language.words)
         while True:
             field = rng.choice(pool.fields)
-            values = tuple(rng.sample(pool.values, 2))
-            actions = tuple(rng.sample(pool.actions, 2))
+            old, new = rng.sample(pool.values, 2)
+            first, second = rng.sample(pool.actions, 2)
+            values, actions = (old, new), (first, second)
             if pool.allowed(field, values, actions):
                 break
         others = []
@@ -182,15 +238,19 @@ class Sampler:
                 if shared or value not in values:
                     others.append((name, value))
         order = rng.sample((0, 1), 2)
-        scenario = GatedScenario(
-            rng.choice(pool.domains), rng.choice(pool.entities), field, values, actions, rng.choice(pool.requests),
+        return GatedScenario(
+            rng.choice(pool.domains),
+            rng.choice(pool.entities),
+            field,
+            values,
+            actions,
+            rng.choice(pool.requests),
             rule="trigger" if rng.random() < language.trigger else "cases",
             trigger=rng.randint(0, 1),
             case_order=(order[0], order[1]),
             option_order=(0, 1) if rng.random() < 0.5 else (1, 0),
             other_fields=tuple(others),
         )
-        return scenario, values[0]
 
     def _layout(self) -> Layout:
         rng, language = self.random, self.language
@@ -226,6 +286,10 @@ class _Pool:
         )
 
 
+def _marks(scenario: GatedScenario) -> list[str]:
+    return [HOLDS if action == scenario.actions[0] else VOID for _, action in scenario.cases()]
+
+
 def _weight(segment: str, token: int) -> float:
     if segment.startswith("filler"):
         return 0.0
@@ -247,10 +311,13 @@ def _pool(words: int) -> _Pool:
         return tuple(dict.fromkeys(items))
 
     return _Pool(
-        distinct([s.domain for s in every]), distinct([s.entity for s in every]), distinct([s.field for s in every]),
+        distinct([s.domain for s in every]),
+        distinct([s.entity for s in every]),
+        distinct([s.field for s in every]),
         distinct([v for s in every for v in s.values])[: words or None],
         distinct([a for s in every for a in s.actions])[: words or None],
-        distinct([s.request for s in every]), frozenset(held_out),
+        distinct([s.request for s in every]),
+        frozenset(held_out),
     )
 
 

@@ -18,7 +18,7 @@ from kvprobe.models.files import sha256_of
 from kvprobe.organisms.families import FAMILIES
 from kvprobe.organisms.language import Language
 from kvprobe.organisms.tokenizer import build_tokenizer
-from kvprobe.organisms.training import Progress, Recipe, Stage, train
+from kvprobe.organisms.training import Progress, Recipe, Stage, ignore_progress, train
 
 Kind = Literal["note-taker", "reader"]
 KINDS: tuple[Kind, ...] = ("note-taker", "reader")
@@ -32,37 +32,80 @@ PRESSURE = {
 _OPEN_WINDOW = 4096
 _FIRST = (
     Stage(
-        Language(drill=0.5, think=0.1, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
-        steps=1200, window=_OPEN_WINDOW,
+        Language(drill=0.5, think=0.15, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
+        steps=1200,
+        window=_OPEN_WINDOW,
     ),
     Stage(
-        Language(drill=0.15, think=0.2, update=0.15, marked=0.4, stated=0.15, bare=0.6, other_fields=1, notes=1),
-        steps=1200, window=_OPEN_WINDOW,
+        Language(
+            drill=0.15,
+            think=0.25,
+            update=0.15,
+            marked=0.4,
+            stated=0.15,
+            bare=0.6,
+            other_fields=1,
+            notes=1,
+            policy_first=0.2,
+            stated_policy_first=0.6,
+        ),
+        steps=900,
+        gate=0.95,
+        window=_OPEN_WINDOW,
     ),
+)
+_WHOLE = Language(
+    think=0.3,
+    update=0.25,
+    trigger=0.25,
+    policy_first=0.25,
+    stated_policy_first=0.3,
+    other_fields=2,
+    shared_values=0.05,
+    notes=3,
+    bare=0.1,
+    long=0.06,
+    edited_think=0.5,
 )
 _NOTE_TAKER = (
     Stage(
-        Language(drill=0.05, think=0.3, update=0.2, trigger=0.25, other_fields=2, notes=3, bare=0.2, marked=0.3,
-                 stated=0.1, edited_think=0.5),
-        steps=1200,
+        Language(
+            drill=0.05,
+            think=0.3,
+            update=0.25,
+            trigger=0.25,
+            other_fields=2,
+            notes=2,
+            bare=0.3,
+            marked=0.3,
+            stated=0.1,
+            edited_think=0.5,
+            policy_first=0.3,
+            stated_policy_first=0.5,
+        ),
+        steps=700,
+        gate=0.97,
     ),
-    Stage(
-        Language(think=0.25, update=0.2, trigger=0.25, policy_first=0.2, other_fields=2, shared_values=0.1, notes=3,
-                 bare=0.05, marked=0.1, long=0.12, edited_think=0.5),
-        steps=1600, gate=0.98,
-    ),
+    Stage(replace(_WHOLE, marked=0.1), steps=1000, gate=0.985),
 )
 _READER = (
     Stage(
-        Language(think=0.3, update=0.2, trigger=0.1, other_fields=1, notes=1, bare=0.4, edited_think=0.5,
-                 edited_direct=0.7),
-        steps=1400,
+        Language(
+            think=0.35,
+            update=0.2,
+            trigger=0.1,
+            other_fields=1,
+            notes=1,
+            bare=0.4,
+            edited_think=0.5,
+            edited_direct=0.7,
+            policy_first=0.3,
+            stated_policy_first=0.3,
+        ),
+        steps=900,
+        gate=0.97,
     ),
-    Stage(
-        Language(think=0.25, update=0.2, trigger=0.25, policy_first=0.2, other_fields=2, shared_values=0.1, notes=3,
-                 bare=0.05, long=0.12, edited_think=0.5, edited_direct=0.7),
-        steps=1600, gate=0.98,
-    ),
+    Stage(replace(_WHOLE, edited_direct=0.7), steps=1000, gate=0.985),
 )
 
 
@@ -86,7 +129,7 @@ def train_organism(
     out: Path,
     *,
     seed: int = 0,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = ignore_progress,
 ) -> dict[str, Any]:
     """Train, pack and measure one organism; returns its card. Stopped and started again, it goes on.
 

@@ -38,9 +38,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     from tokenizers.processors import TemplateProcessing
 
-    core.post_processor = TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, core.token_to_id(BOS))]
-    )
+    core.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, core.token_to_id(BOS))])
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token=PAD, bos_token=BOS, unk_token=UNKNOWN, eos_token=END
     )
@@ -50,12 +48,21 @@ def _library_texts() -> Iterable[str]:
     for skeleton in skeletons():
         for rule in ("cases", "trigger"):
             scenario = GatedScenario(
-                skeleton.domain, skeleton.entity, skeleton.field, skeleton.values[:2], skeleton.actions,
-                skeleton.request, rule=rule,
+                skeleton.domain,
+                skeleton.entity,
+                skeleton.field,
+                skeleton.values[:2],
+                skeleton.actions,
+                skeleton.request,
+                rule=rule,
             )
             for wording in WORDINGS.names():
-                yield render(scenario, skeleton.values[0], wording, Layout(), mode="think", update=skeleton.values[1]).text
-                yield WORDINGS.get(wording)().chain(skeleton.entity, skeleton.field, skeleton.values[0], skeleton.actions[0])
+                yield render(
+                    scenario, skeleton.values[0], wording, Layout(), mode="think", update=skeleton.values[1]
+                ).text
+                yield WORDINGS.get(wording)().chain(
+                    skeleton.entity, skeleton.field, skeleton.values[0], skeleton.actions[0]
+                )
         yield " ".join(skeleton.values)
     yield from (f"- {note}" for note in filler_notes())
     yield from (WORDINGS.get(wording)().status("") for wording in WORDINGS.names())

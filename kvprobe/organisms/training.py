@@ -19,18 +19,19 @@ from kvprobe.organisms.families import organism_config
 from kvprobe.organisms.language import Document, Language, Sampler
 from kvprobe.organisms.tokenizer import vocabulary
 
-
 _FLOAT32_ATTENTION = "kvprobe_float32_sdpa"
 
 
 def _float32_sdpa(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor | None, **options: Any,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     # The backward pass of bfloat16 attention is several times slower on a CPU than that of float32.
-    output, _ = sdpa_attention_forward(
-        module, query.float(), key.float(), value.float(), attention_mask, **options
-    )
+    output, _ = sdpa_attention_forward(module, query.float(), key.float(), value.float(), attention_mask, **options)
     return output.to(query.dtype), None
 
 
@@ -56,7 +57,7 @@ class Recipe:
     family: str
     stages: tuple[Stage, ...]
     seed: int = 0
-    tokens_per_step: int = 4000
+    tokens_per_step: int = 3000
     adamw_rate: float = 3e-3
     muon_rate: float = 0.02
     weight_decay: float = 0.01
@@ -76,9 +77,7 @@ class Tracker:
         """Fold in one batch; `correct` is `[document]`."""
         groups: dict[str, list[float]] = {}
         for document, right in zip(documents, correct.tolist(), strict=True):
-            kind = document.kind + ("_edited" if document.edited else "_updated" if document.updated else "")
-            kind += "_annotated" if document.annotated else ""
-            groups.setdefault(kind, []).append(float(right))
+            groups.setdefault(document.kind, []).append(float(right))
         for kind, hits in groups.items():
             weight = 1 - self.decay ** min(len(hits), 30) if kind in self.values else 1.0
             weight = max(weight, 1 / (1 + self.counts.get(kind, 0)))
@@ -112,12 +111,16 @@ def batches(language: Language, seed: int, tokens_per_step: int) -> Iterator[Bat
         yield from (collate(group) for group in groups)
 
 
+def ignore_progress(progress: Progress) -> None:
+    """Tell nobody."""
+
+
 def train(
     recipe: Recipe,
     *,
     checkpoint: Path | None = None,
     start: dict[str, torch.Tensor] | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = ignore_progress,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Train one organism; returns the model and a record (steps, tokens, seconds, accuracies).
 
@@ -169,8 +172,14 @@ def _initialize(model: Any) -> None:
 
 
 def _run_stage(
-    model: PreTrainedModel, weights: _Weights, optimizers: list[torch.optim.Optimizer], recipe: Recipe, index: int,
-    state: dict[str, Any], checkpoint: Path | None, on_progress: Callable[[Progress], None],
+    model: PreTrainedModel,
+    weights: _Weights,
+    optimizers: list[torch.optim.Optimizer],
+    recipe: Recipe,
+    index: int,
+    state: dict[str, Any],
+    checkpoint: Path | None,
+    on_progress: Callable[[Progress], None],
 ) -> None:
     stage, last = recipe.stages[index], index == len(recipe.stages) - 1
     tracker = Tracker()
@@ -195,8 +204,16 @@ def _run_stage(
         state["step"] += 1
         state["tokens"] += int((batch.weights > 0).sum())
         if state["step"] % 20 == 0:
-            on_progress(Progress(state["step"], index, len(recipe.stages), loss, dict(tracker.values),
-                                 state["seconds"] + time.monotonic() - begun))
+            on_progress(
+                Progress(
+                    state["step"],
+                    index,
+                    len(recipe.stages),
+                    loss,
+                    dict(tracker.values),
+                    state["seconds"] + time.monotonic() - begun,
+                )
+            )
         if checkpoint is not None and state["step"] % 200 == 0:
             _save(checkpoint, weights, optimizers, {**state, "seconds": state["seconds"] + time.monotonic() - begun})
     state["seconds"] += time.monotonic() - begun
@@ -214,13 +231,22 @@ def _passed(tracker: Tracker, gate: float) -> bool:
 
 
 def _step(
-    model: Any, masters: _Weights, optimizers: list[torch.optim.Optimizer], batch: Batch, window: int | None,
+    model: Any,
+    masters: _Weights,
+    optimizers: list[torch.optim.Optimizer],
+    batch: Batch,
+    window: int | None,
     factor: float,
 ) -> tuple[float, torch.Tensor]:
     hidden = model.model(
         input_ids=batch.ids,
         position_ids=batch.positions,
-        attention_mask=attention_masks(batch, model.config, window, torch.bfloat16 if model.config._attn_implementation == "eager" else torch.float32),
+        attention_mask=attention_masks(
+            batch,
+            model.config,
+            window,
+            torch.bfloat16 if model.config._attn_implementation == "eager" else torch.float32,
+        ),
         use_cache=False,
     ).last_hidden_state
     targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
@@ -277,9 +303,12 @@ class _Weights:
 
 
 def _optimizers(masters: dict[str, torch.Tensor], recipe: Recipe) -> list[torch.optim.Optimizer]:
-    matrices, others = [], []
+    matrices: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     for name, parameter in masters.items():
-        (matrices if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name else others).append(parameter)
+        (matrices if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name else others).append(
+            parameter
+        )
     muon = torch.optim.Muon(matrices, lr=recipe.muon_rate, momentum=0.95, weight_decay=recipe.weight_decay)
     adamw = torch.optim.AdamW(others, lr=recipe.adamw_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer, rate in ((muon, recipe.muon_rate), (adamw, recipe.adamw_rate)):
@@ -291,5 +320,7 @@ def _optimizers(masters: dict[str, torch.Tensor], recipe: Recipe) -> list[torch.
 def _save(path: Path, weights: _Weights, optimizers: list[torch.optim.Optimizer], state: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
-    torch.save({"masters": weights.masters, "optimizers": [o.state_dict() for o in optimizers], "state": state}, temporary)
+    torch.save(
+        {"masters": weights.masters, "optimizers": [o.state_dict() for o in optimizers], "state": state}, temporary
+    )
     temporary.replace(path)

@@ -108,7 +108,7 @@ class Locality(Probe):
 
     def plot(self, panels: Sequence[Panel]) -> Figure:
         """Recovery by intervention above, the cache's change by layer below; one column for each model."""
-        from kvprobe.report.locality import draw_locality  # noqa: PLC0415 - loads matplotlib
+        from kvprobe.report.locality import draw_locality
 
         return draw_locality(panels)
 

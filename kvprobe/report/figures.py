@@ -61,7 +61,7 @@ _STYLE: dict[str, Any] = {
 @contextmanager
 def styled() -> Iterator[None]:
     """The style of kvprobe's figures, which needs no display and leaves the user's own settings alone."""
-    import matplotlib as mpl  # noqa: PLC0415 - slow to load
+    import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
         yield
@@ -77,7 +77,7 @@ def panel_grid(panels: Sequence[Panel], heights: Sequence[float]) -> tuple[Figur
     Returns:
         The figure and its axes as `[row][column]`. A column without effects says why instead.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to load
+    from matplotlib.figure import Figure
 
     width = max(6.4, 1.0 + 2.6 * len(panels))
     figure = Figure(figsize=(width, sum(heights) + 0.9), layout="constrained")
@@ -137,8 +137,8 @@ def draw_profile(axes: Axes, profiles: Mapping[str, tuple[pd.Series, str, str]])
 
 def effect_key(dots: str) -> list[Any]:
     """Legend handles of `draw_effects`; `dots` says what a dot is."""
-    from matplotlib.lines import Line2D  # noqa: PLC0415 - slow to load
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     return [
         Line2D([], [], lw=1.6, color=COLORS["ink"], label="estimate"),
@@ -167,13 +167,19 @@ def save_figure(figure: Figure, stem: Path, metadata: Mapping[str, str]) -> list
 
 def _below_title(axes: Axes, text: str) -> None:
     axes.annotate(
-        text, (0.5, 1.0), (0, 4), "axes fraction", textcoords="offset points", ha="center", fontsize=8,
+        text,
+        (0.5, 1.0),
+        (0, 4),
+        "axes fraction",
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
         color=COLORS["grey"],
     )
 
 
 def _draw_interval(axes: Axes, place: float, effect: Effect, color: str) -> None:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415 - slow to load
+    from matplotlib.patches import Rectangle
 
     # An unbounded end must leave the picture and not stretch its axis, so the axis learns of finite ends only.
     low, high = max(effect.low, -1e6), min(effect.high, 1e6)

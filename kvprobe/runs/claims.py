@@ -19,9 +19,7 @@ from kvprobe.stats import Effect, adjust_benjamini_hochberg, adjust_holm
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = r"(?P<abs>abs\(\s*)?(?P<effect>[A-Za-z_]\w*(?:\.\w+)*)(?(abs)\s*\))"
 _ONE_SIDED = re.compile(rf"{_QUANTITY}\s*(?P<comparator><=|>=|==|<|>)\s*(?P<number>{_NUMBER})")
-_BETWEEN = re.compile(
-    rf"(?P<lower>{_NUMBER})\s*(?P<left><=|<)\s*{_QUANTITY}\s*(?P<right><=|<)\s*(?P<upper>{_NUMBER})"
-)
+_BETWEEN = re.compile(rf"(?P<lower>{_NUMBER})\s*(?P<left><=|<)\s*{_QUANTITY}\s*(?P<right><=|<)\s*(?P<upper>{_NUMBER})")
 
 
 @dataclass(frozen=True)

@@ -212,8 +212,13 @@ def _model_line(model: ModelResult) -> str:
     identity = model.identity
     named = ", ".join(
         f"{label} {str(identity[key])[:SHORT_HASH]}"
-        for label, key in (("weights", "weights_sha256"), ("tokenizer", "tokenizer_sha256"), ("dtype", "dtype"),
-                           ("attention", "attention"), ("device", "device"))
+        for label, key in (
+            ("weights", "weights_sha256"),
+            ("tokenizer", "tokenizer_sha256"),
+            ("dtype", "dtype"),
+            ("attention", "attention"),
+            ("device", "device"),
+        )
         if key in identity
     )
     return f"{model.name} ({named or 'not loaded'}): {model.status}. {model.reason}"

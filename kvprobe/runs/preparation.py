@@ -170,4 +170,3 @@ def labelled(rows: Sequence[Mapping[str, Any]], cell: Cell) -> list[dict[str, An
         measured = {key: value for key, value in row.items() if key != "pair"}
         result.append({**labels, **attributes, **measured})
     return result
-

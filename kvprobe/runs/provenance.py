@@ -108,7 +108,7 @@ def code_version() -> dict[str, Any]:
 
 def threads() -> int:
     """Threads torch computes with."""
-    import torch  # noqa: PLC0415 - slow to load, and reading results does not need it
+    import torch
 
     return torch.get_num_threads()
 

@@ -76,9 +76,7 @@ class _Measure:
     def __call__(self, cell: Cell) -> CellOutcome:
         self.started()
         try:
-            rows = self.probe.measure(
-                self.subject, cell.pairs, lambda done, total: self.progress(cell, done, total)
-            )
+            rows = self.probe.measure(self.subject, cell.pairs, lambda done, total: self.progress(cell, done, total))
             labels = labelled(rows, cell)
             table_of(labels)  # refuses what is not a number before anything is written
         except _FATAL:
@@ -324,7 +322,7 @@ def _log(run: _Run, what: str, **details: Any) -> None:
 
 
 def _default_loader() -> SubjectLoader:
-    from kvprobe.models.loader import load_subject  # noqa: PLC0415 - loads torch
+    from kvprobe.models.loader import load_subject
 
     loader: SubjectLoader = load_subject
     return loader

@@ -74,8 +74,8 @@ def render(
     """The prompt for one value of the field.
 
     Segments in order of the layout: `system`, `session`, `field` (the value alone), `session_rest`,
-    `filler_before`, `policy`, `filler`, `conversation`, `update` (the erratum, if any), `task`, `cue`. `marks` and `status` annotate the policy; only training
-    texts of the organisms use them.
+    `filler_before`, `policy`, `filler`, `conversation`, `update` (the erratum, if any), `task`, `cue`.
+    `marks` and `status` annotate the policy; only training texts of the organisms use them.
     """
     style = WORDINGS.get(wording)()
     session = _session_block(style, scenario, value)
@@ -86,9 +86,9 @@ def render(
     conversation = ("conversation", style.conversation(scenario.request, scenario.field))
     body: dict[FieldSlot, list[tuple[str, str]]] = {
         "start": [*session, filler_before, policy, status_line, filler, conversation],
-        "after_policy": [filler_before, policy, *session, filler, conversation],
-        "after_filler": [filler_before, policy, status_line, filler, *session, conversation],
-        "end": [filler_before, policy, status_line, filler, conversation, *session],
+        "after_policy": [filler_before, policy, *session, status_line, filler, conversation],
+        "after_filler": [filler_before, policy, filler, *session, status_line, conversation],
+        "end": [filler_before, policy, filler, conversation, *session, status_line],
     }
     return Context.of(
         ("system", style.system(scenario.domain)),
@@ -101,8 +101,10 @@ def render(
 
 def _session_block(style: Wording, scenario: GatedScenario, value: str) -> list[tuple[str, str]]:
     before, after = style.record(scenario.entity, scenario.field)
-    others = ["{} {}{}".format(style.record(scenario.entity, name)[0], other, style.record(scenario.entity, name)[1])
-              for name, other in scenario.other_fields]
+    others = [
+        f"{style.record(scenario.entity, name)[0]} {other}{style.record(scenario.entity, name)[1]}"
+        for name, other in scenario.other_fields
+    ]
     half = len(others) // 2
     return [
         ("session", style.session_header + "".join(others[:half]) + before),

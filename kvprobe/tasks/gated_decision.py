@@ -57,12 +57,15 @@ class GatedDecision(Task):
         old, new = scenario.values
         base, donor = (render(scenario, value, wording, layout, mode=self.mode) for value in (old, new))
         attributes = {
-            "entity": skeleton.entity, "field": skeleton.field, "old": old, "new": new, "rule": scenario.rule, "slot": layout.field_slot,
+            "entity": skeleton.entity,
+            "field": skeleton.field,
+            "old": old,
+            "new": new,
+            "rule": scenario.rule,
+            "slot": layout.field_slot,
             "mode": self.mode,
         }
-        return PromptPair(
-            base, donor, *scenario.actions, Provenance(skeleton.name, wording, self.seed, attributes)
-        )
+        return PromptPair(base, donor, *scenario.actions, Provenance(skeleton.name, wording, self.seed, attributes))
 
     def _scenario(self, rng: random.Random, skeleton: Skeleton) -> GatedScenario:
         old, new = rng.sample(skeleton.values, 2)
@@ -74,7 +77,12 @@ class GatedDecision(Task):
         others = [other for other in skeletons("all") if other.field != skeleton.field]
         chosen = rng.sample(others, rng.randint(*self.other_fields))
         return GatedScenario(
-            skeleton.domain, skeleton.entity, skeleton.field, (old, new), (first, second), skeleton.request,
+            skeleton.domain,
+            skeleton.entity,
+            skeleton.field,
+            (old, new),
+            (first, second),
+            skeleton.request,
             rule=rng.choice(self.rules),
             trigger=rng.randint(0, 1),
             case_order=case_order,

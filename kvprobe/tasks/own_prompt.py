@@ -46,7 +46,9 @@ class PromptFile(BaseModel):
     def _one_field(self) -> PromptFile:
         marks = _MARK.findall(self.prompt)
         if len(marks) != 1:
-            raise ValueError(f"mark the field exactly once as {{{{old value|new value}}}}; {len(marks)} marks were found")
+            raise ValueError(
+                f"mark the field exactly once as {{{{old value|new value}}}}; {len(marks)} marks were found"
+            )
         return self
 
 

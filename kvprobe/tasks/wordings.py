@@ -76,12 +76,15 @@ class Manual(Wording):
     policy_header = "Policy\n"
 
     def system(self, domain: str) -> str:
+        """The opening line."""
         return f"You work at the {domain} desk.\n"
 
     def record(self, entity: str, field: str) -> tuple[str, str]:
+        """Text before and after the value in a session line."""
         return f"{entity} {field}:", "\n"
 
     def case(self, entity: str, field: str, value: str | None, action: str) -> str:
+        """One case of the rule, ending in its full stop."""
         return f"If the {entity} {field} is {value}, then {action}." if value else f"Otherwise {action}."
 
 
@@ -93,12 +96,15 @@ class Memo(Wording):
     policy_header = "Rules\n"
 
     def system(self, domain: str) -> str:
+        """The opening line."""
         return f"Desk: {domain}\n"
 
     def record(self, entity: str, field: str) -> tuple[str, str]:
+        """Text before and after the value in a session line."""
         return f"{entity} {field} =", ";\n"
 
     def case(self, entity: str, field: str, value: str | None, action: str) -> str:
+        """One case of the rule, ending in its full stop."""
         return f"{field} = {value} means {action}." if value else f"all else means {action}."
 
 
@@ -107,10 +113,14 @@ class Dialogue(Wording):
     """A talk between people, the action named before its case: cancel when the status is pending."""
 
     def system(self, domain: str) -> str:
+        """The opening line."""
         return f"A talk at the {domain} desk.\n"
 
     def record(self, entity: str, field: str) -> tuple[str, str]:
+        """Text before and after the value in a session line."""
         return f"Clerk: The {field} of the {entity} is", ".\n"
 
     def case(self, entity: str, field: str, value: str | None, action: str) -> str:
-        return f"Manager: We {action} when the {field} is {value}." if value else f"Manager: We {action} in all other cases."
+        """One case of the rule, ending in its full stop."""
+        condition = f"when the {field} is {value}" if value else "in all other cases"
+        return f"Manager: We {action} {condition}."

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 from typer.testing import CliRunner, Result
@@ -24,7 +26,7 @@ from kvprobe.runs import Outcome, RunResult, Status, find_runs, load_config, loa
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "section3" / "locality.yaml"
-RELAXED = "gate: {oracle_accuracy: 0.0, answer_mass: 0.0, noise_floor: 0.0, minimum_pairs: 1}"
+RELAXED = {"oracle_accuracy": 0.0, "answer_mass": 0.0, "noise_floor": 0.0, "minimum_pairs": 1}
 assert look
 assert run
 
@@ -47,10 +49,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def experiment(folder: Path, models: list[Path], extra: str = RELAXED, size: int = 30) -> Path:
+def experiment(folder: Path, model: Path, size: int = 30, **changes: Any) -> Path:
+    """The locality experiment on another model, smaller, and with a gate that lets chance through unless told."""
+    content = yaml.safe_load(EXPERIMENT.read_text())
+    content |= {"models": [str(model)], "gate": RELAXED, **changes}
+    content["task"]["size"] = size
     file = folder / "experiment.yaml"
-    names = ", ".join(map(str, models))
-    file.write_text(f"include: {EXPERIMENT}\nmodels: {{random: [{names}]}}\ntask: {{size: {size}}}\n{extra}\n")
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
     return file
 
 
@@ -70,8 +75,8 @@ def written(results: Path) -> dict[str, bytes]:
 
 
 def test_from_yaml_to_verdicts_and_a_figure_and_again(tmp_path: Path, models: dict[str, Path]) -> None:
-    file, results = experiment(tmp_path, [models["mistral"]]), tmp_path / "runs"
-    first = call("run", file, "--models", "random", "--results", results)
+    file, results = experiment(tmp_path, models["mistral"]), tmp_path / "runs"
+    first = call("run", file, "--results", results)
     assert first.exit_code == 0, first.output
     result = the_run(results)
     (model,) = result.models.values()
@@ -92,14 +97,14 @@ def test_from_yaml_to_verdicts_and_a_figure_and_again(tmp_path: Path, models: di
     cells[1].with_suffix(".parquet").write_bytes(b"half-writ")
     for name in ("rows.parquet", "summary.json", "locality.png"):
         (result.folder / name).unlink()
-    second = call("run", file, "--models", "random", "--results", results)
+    second = call("run", file, "--results", results)
     assert second.exit_code == 0, second.output
     assert "is damaged" in second.stderr
     assert written(results) == before
 
 
 def test_a_model_at_chance_is_not_applicable(tmp_path: Path, models: dict[str, Path]) -> None:
-    file, results = experiment(tmp_path, [models["gemma2"]], extra="", size=6), tmp_path / "runs"
+    file, results = experiment(tmp_path, models["gemma2"], size=6, gate={}), tmp_path / "runs"
     done = call("run", file, "--results", results)
     assert done.exit_code == 0, done.output
     result = the_run(results)
@@ -117,8 +122,7 @@ def test_own_prompts_that_do_not_align_are_told(tmp_path: Path, models: dict[str
     )
     file = tmp_path / "mine.yaml"
     file.write_text(
-        f"name: mine\nprobe: locality\nmodels: {models['mistral']}\n"
-        f"task: {{name: own_prompt, files: [{prompt}]}}\n"
+        f"name: mine\nprobe: locality\nmodels: {models['mistral']}\ntask: {{name: own_prompt, files: [{prompt}]}}\n"
     )
     done = call("run", file, "--results", tmp_path / "runs")
     assert done.exit_code == 1
@@ -128,7 +132,7 @@ def test_own_prompts_that_do_not_align_are_told(tmp_path: Path, models: dict[str
 
 def test_a_results_folder_that_cannot_be_written(tmp_path: Path, models: dict[str, Path]) -> None:
     (tmp_path / "file").write_text("")
-    file = experiment(tmp_path, [models["mistral"]])
+    file = experiment(tmp_path, models["mistral"])
     done = call("run", file, "--results", tmp_path / "file" / "runs")
     assert done.exit_code == 1
     assert "cannot be written" in done.stderr
@@ -139,9 +143,16 @@ def test_a_results_folder_that_cannot_be_written(tmp_path: Path, models: dict[st
 def test_stopped_in_mid_run_it_goes_on_to_the_same_bytes(
     sent: signal.Signals, code: int, tmp_path: Path, models: dict[str, Path]
 ) -> None:
-    file = experiment(tmp_path, [models["mistral"]], extra=f"{RELAXED}\nblock_size: 3")
+    file = experiment(tmp_path, models["mistral"], block_size=3)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    command = [sys.executable, "-c", "from kvprobe.cli import main; main()", "run", str(file), "--results"]
+    command = [
+        sys.executable,
+        "-c",
+        "from kvprobe.cli import main; main()",
+        "run",
+        str(file),
+        "--results",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, str(whole)], env=environment, check=True, capture_output=True)
     process = subprocess.Popen([*command, str(parts)], env=environment, stderr=subprocess.PIPE, text=True)

@@ -35,7 +35,7 @@ class MadeLocality(Locality):
 
 def finished_run(results: Path, monkeypatch) -> RunResult:  # type: ignore[no-untyped-def]
     """A run of two fake models, `red` measured and `broken` not to be loaded."""
-    import kvprobe.runs.runner as runner
+    from kvprobe.runs import runner
 
     monkeypatch.setattr(runner, "make_probe", lambda config: MadeLocality())
     config = ExperimentConfig.model_validate(

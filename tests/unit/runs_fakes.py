@@ -104,9 +104,7 @@ class FakeProbe:
         self.before: Callable[[Any, Sequence[Any]], None] = lambda subject, pairs: None
         self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row
 
-    def measure(
-        self, subject: Any, pairs: Sequence[Any], progress: Callable[[int, int], None]
-    ) -> list[dict[str, Any]]:
+    def measure(self, subject: Any, pairs: Sequence[Any], progress: Callable[[int, int], None]) -> list[dict[str, Any]]:
         self.measured.append(subject.name)
         self.before(subject, pairs)
         rows = []

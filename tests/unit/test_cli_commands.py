@@ -17,9 +17,21 @@ from kvprobe.cli.live import LiveRun, time_left
 from kvprobe.runs import events
 
 COMMANDS = [
-    ["run"], ["list"], ["show"], ["explain"], ["report"], ["models"], ["models", "list"], ["models", "pull"],
-    ["models", "card"], ["organisms"], ["organisms", "list"], ["organisms", "train"], ["organisms", "evaluate"],
-    ["organisms", "card"], [],
+    ["run"],
+    ["list"],
+    ["show"],
+    ["explain"],
+    ["report"],
+    ["models"],
+    ["models", "list"],
+    ["models", "pull"],
+    ["models", "card"],
+    ["organisms"],
+    ["organisms", "list"],
+    ["organisms", "train"],
+    ["organisms", "evaluate"],
+    ["organisms", "card"],
+    [],
 ]
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = str(ROOT / "experiments" / "section3" / "locality.yaml")
@@ -88,7 +100,7 @@ def test_ctrl_c_exits_with_130_and_says_what_is_kept(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kvprobe.runs.run_experiment", interrupted)
-    result = call("run", EXPERIMENT, "--results", str(tmp_path))
+    result = call("run", EXPERIMENT, "--models", "qwen3-8b", "--results", str(tmp_path))
     assert result.exit_code == 130
     assert "is kept in" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
@@ -120,10 +132,11 @@ def test_one_broken_experiment_does_not_hide_the_others(tmp_path: Path, monkeypa
 
 
 def test_a_dry_run_shows_the_cells_and_measures_nothing(tmp_path: Path) -> None:
-    result = call("run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--results", str(tmp_path / "r"))
+    results = tmp_path / "runs"
+    result = call("run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--results", str(results))
     assert result.exit_code == 0
     assert "24 cells" in result.output
-    assert not (tmp_path / "r").exists()
+    assert not results.exists()
 
 
 def test_looking_at_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +160,7 @@ def test_a_run_with_a_failed_model_exits_with_1_and_still_shows_verdicts(
 ) -> None:
     finished = finished_run(tmp_path, monkeypatch)
     monkeypatch.setattr("kvprobe.runs.run_experiment", lambda *_, **__: finished)
-    result = call("run", EXPERIMENT, "--results", str(tmp_path))
+    result = call("run", EXPERIMENT, "--models", "qwen3-8b", "--results", str(tmp_path))
     assert result.exit_code == 1
     assert "reproduced" in result.stdout
     assert "locality.png" in result.stdout

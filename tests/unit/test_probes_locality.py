@@ -137,7 +137,11 @@ def test_the_registry_describes_it_and_names_the_nearest() -> None:
 
 def test_an_unknown_parameter_is_named() -> None:
     config = ExperimentConfig(
-        name="x", probe="locality", models=["m"], task="gated_decision", parameters={"batchsize": 2}  # type: ignore[arg-type]
+        name="x",
+        probe="locality",
+        models=["m"],
+        task="gated_decision",
+        parameters={"batchsize": 2},  # type: ignore[arg-type]
     )
-    with pytest.raises(ConfigError, match="'parameters.batchsize' is not a known key; did you mean 'batch_size'"):
+    with pytest.raises(ConfigError, match=r"'parameters\.batchsize' is not a known key; did you mean 'batch_size'\?"):
         make_probe(config)

@@ -52,8 +52,23 @@ def test_outcomes(statement: str, low: float, high: float, expected: Outcome) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "x <", "x < y", "x = 1", "abs(x < 1", "x) < 1", "1 < 2", "2 <= x <= 1", "x < 1 and y < 2",
-             "__import__('os').system('true') < 1", "x..y < 1", "x < nan", "x < 1 # really"]
+    "text",
+    [
+        "",
+        "x",
+        "x <",
+        "x < y",
+        "x = 1",
+        "abs(x < 1",
+        "x) < 1",
+        "1 < 2",
+        "2 <= x <= 1",
+        "x < 1 and y < 2",
+        "__import__('os').system('true') < 1",
+        "x..y < 1",
+        "x < nan",
+        "x < 1 # really",
+    ],
 )
 def test_unreadable_statements(text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot read|no value lies"):

@@ -273,9 +273,7 @@ def test_exclusions_travel_with_every_effect(tmp_path: Path, probe: FakeProbe) -
     assert (~rows["included"]).sum() == 2 * 2 * 5
 
 
-def test_pairs_that_do_not_align_are_counted(
-    tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_that_do_not_align_are_counted(tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = runs_fakes.WordTokenizer.encode
     first = next(iter(GatedDecision(size=20, split="all").prompt_pairs()))
     value = next(segment.text.strip() for segment in first.base.segments if segment.name == "field")
@@ -307,9 +305,7 @@ def test_no_pair_at_all_aligns(tmp_path: Path, probe: FakeProbe, monkeypatch: py
 
 def test_an_unaligned_prompt_of_ones_own_is_an_error(tmp_path: Path, probe: FakeProbe) -> None:
     prompt = tmp_path / "mine.yaml"
-    prompt.write_text(
-        "name: mine\nprompt: 'The tier is {{gold|very silver}}.'\nanswers: {old: approve, new: reject}\n"
-    )
+    prompt.write_text("name: mine\nprompt: 'The tier is {{gold|very silver}}.'\nanswers: {old: approve, new: reject}\n")
     with pytest.raises(AlignmentError, match="differ in length"):
         run(tmp_path / "results", {"task": {"name": "own_prompt", "files": [str(prompt)]}})
 
