@@ -74,16 +74,19 @@ def list_organisms() -> None:
     Console(highlight=False).print(plain_table("Organisms", columns, rows))
 
 
-@organisms_app.command(epilog="Example: kvprobe organisms train --family qwen3 --kind note-taker --out my-organism")
+@organisms_app.command(epilog="Example: kvprobe organisms train --family qwen3 --kind note-taker")
 def train(
     family: Annotated[Family, typer.Option(help="Its architecture.")],
-    out: Annotated[Path, typer.Option(help="Folder for its weights, tokenizer and card.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for weights, tokenizer and card. [default: organisms/FAMILY-KIND]")
+    ] = None,
     kind: Annotated[OrganismKind, typer.Option(help="What to train it to be.")] = OrganismKind.NOTE_TAKER,
     seed: Annotated[int, typer.Option(help="Of the initial weights and the training texts.")] = 0,
 ) -> None:
     """Train an organism from scratch and say what it turned out to be; takes up to 30 minutes on 2 cores."""
     from kvprobe.organisms.recipes import train_organism
 
+    out = out or Path("organisms") / f"{family}-{kind}"
     console = Console(stderr=True, highlight=False)
     with console.status(f"training {family} {kind}") as status:
 

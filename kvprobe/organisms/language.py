@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
+
 from kvprobe.organisms.tokenizer import BOS, END, HOLDS, UNKNOWN, VOID, vocabulary, words
 from kvprobe.tasks.context import Segment
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, pick_notes, render
@@ -29,8 +30,11 @@ class Language:
     Args:
         drill: share of documents that are nothing but a session line and many cases, each marked as holding or
             void by a fair coin: the comparison of a case with the field, many times over.
+        lookup: share of documents that state a rule of many cases and then, for one session line or erratum after
+            another, what it means: finding the case of a value that comes after the rule, many times over.
         think: share of documents with a chain of thought.
         update: share with an erratum before the task.
+        update_controls: share of the errata that restate the old value or are about another field.
         trigger: share whose rule names one value only.
         policy_first: share whose rule comes before the field.
         other_fields: most further session lines.
@@ -48,8 +52,10 @@ class Language:
 
     wordings: tuple[str, ...] = ("manual", "memo", "dialogue")
     drill: float = 0.0
+    lookup: float = 0.0
     think: float = 0.3
     update: float = 0.2
+    update_controls: float = 0.0
     trigger: float = 0.0
     policy_first: float = 0.0
     other_fields: int = 0
@@ -149,6 +155,8 @@ class Sampler:
         rng, language = self.random, self.language
         if rng.random() < language.drill:
             return self._drill()
+        if language.lookup and rng.random() < language.lookup:
+            return self._lookup()
         scenario, layout, wording = self._scenario(), self._layout(), rng.choice(language.wordings)
         think, bare = rng.random() < language.think, rng.random() < language.bare
         edited = rng.random() < (language.edited_think if think else language.edited_direct)
@@ -185,16 +193,16 @@ class Sampler:
     def _update(self, scenario: GatedScenario) -> tuple[tuple[str, str, str] | None, int]:
         """An erratum as `(entity, field, value)` and the index of the value that is right after it.
 
-        Some errata restate the old value and some are about another field, so that not their presence but
-        their content decides.
+        With `update_controls` some errata restate the old value and some are about another field, so that not
+        their presence but their content decides.
         """
-        rng = self.random
+        rng, controls = self.random, self.language.update_controls
         if rng.random() >= self.language.update:
             return None, 0
         draw = rng.random()
-        if draw < 0.6:
+        if draw >= controls:
             return (scenario.entity, scenario.field, scenario.values[1]), 1
-        if draw < 0.8:
+        if draw < controls / 2:
             return (scenario.entity, scenario.field, scenario.values[0]), 0
         pool = _pool(self.language.words)
         name = rng.choice([name for name in pool.fields if name != scenario.field])
@@ -218,6 +226,35 @@ class Sampler:
         answer, rival = (_vocabulary()[word] for word in ((HOLDS, VOID) if held[-1] else (VOID, HOLDS)))
         draft.answer(answer, copied=False)
         return draft.document("drill", answer, rival)
+
+    def _lookup(self) -> Document:
+        rng, pool = self.random, _pool(self.language.words)
+        scenario = self._scenario()
+        while True:
+            count = rng.randint(2, 5)
+            values, actions = tuple(rng.sample(pool.values, count)), tuple(rng.sample(pool.actions, count))
+            if pool.allowed(scenario.field, values, actions):
+                break
+        style = WORDINGS.get(rng.choice(self.language.wordings))()
+        cases = list(zip(values, actions, strict=True))
+        draft = _Draft()
+        draft.add("policy", encode(style.policy(scenario.entity, scenario.field, cases)))
+        asked = rng.sample(cases, rng.randint(1, count))
+        for value, action in asked:
+            before, after = style.record(scenario.entity, scenario.field)
+            line = f"{before} {value}{after}"
+            if rng.random() < 0.5:
+                line = style.update(scenario.entity, scenario.field, value)
+            said, rest = style.status("|").split("|")
+            draft.add("session", encode(line + said))
+            draft.add("lookup", encode(action))
+            if (value, action) != asked[-1]:
+                draft.add("session", encode(rest))
+        answer = draft.ids.pop()
+        draft.weights.pop()
+        draft.answer(answer, copied=False)
+        rival = rng.choice([action for _, action in cases if encode(action)[0] != answer])
+        return draft.document("lookup", answer, encode(rival)[0])
 
     def _scenario(self) -> GatedScenario:
         """A scenario in which the session holds `values[0]`."""
@@ -293,6 +330,8 @@ def _marks(scenario: GatedScenario) -> list[str]:
 def _weight(segment: str, token: int) -> float:
     if segment.startswith("filler"):
         return 0.0
+    if segment == "lookup":
+        return ANSWER_WEIGHT
     annotation = segment == "status" or token in (_vocabulary()[HOLDS], _vocabulary()[VOID])
     return ANNOTATION_WEIGHT if annotation else STRUCTURE_WEIGHT
 

@@ -32,80 +32,28 @@ PRESSURE = {
 _OPEN_WINDOW = 4096
 _FIRST = (
     Stage(
-        Language(drill=0.5, think=0.15, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
+        Language(drill=0.5, think=0.1, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
         steps=1200,
         window=_OPEN_WINDOW,
     ),
     Stage(
-        Language(
-            drill=0.15,
-            think=0.25,
-            update=0.15,
-            marked=0.4,
-            stated=0.15,
-            bare=0.6,
-            other_fields=1,
-            notes=1,
-            policy_first=0.2,
-            stated_policy_first=0.6,
-        ),
-        steps=900,
-        gate=0.95,
+        Language(drill=0.15, think=0.2, update=0.15, marked=0.4, stated=0.15, bare=0.6, other_fields=1, notes=1),
+        steps=1200,
         window=_OPEN_WINDOW,
     ),
 )
-_WHOLE = Language(
-    think=0.3,
-    update=0.25,
-    trigger=0.25,
-    policy_first=0.25,
-    stated_policy_first=0.3,
-    other_fields=2,
-    shared_values=0.05,
-    notes=3,
-    bare=0.1,
-    long=0.06,
-    edited_think=0.5,
-)
+_RICH = Language(think=0.25, update=0.2, trigger=0.25, other_fields=2, notes=3, edited_think=0.3)
 _NOTE_TAKER = (
-    Stage(
-        Language(
-            drill=0.05,
-            think=0.3,
-            update=0.25,
-            trigger=0.25,
-            other_fields=2,
-            notes=2,
-            bare=0.3,
-            marked=0.3,
-            stated=0.1,
-            edited_think=0.5,
-            policy_first=0.3,
-            stated_policy_first=0.5,
-        ),
-        steps=700,
-        gate=0.97,
-    ),
-    Stage(replace(_WHOLE, marked=0.1), steps=1000, gate=0.985),
+    Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1), steps=700),
+    Stage(replace(_RICH, shared_values=0.03, bare=0.05, marked=0.1, long=0.08), steps=900, gate=0.985),
 )
 _READER = (
+    Stage(replace(_RICH, lookup=0.2, trigger=0.0, bare=0.4, edited_think=0.5, edited_direct=0.7), steps=900),
     Stage(
-        Language(
-            think=0.35,
-            update=0.2,
-            trigger=0.1,
-            other_fields=1,
-            notes=1,
-            bare=0.4,
-            edited_think=0.5,
-            edited_direct=0.7,
-            policy_first=0.3,
-            stated_policy_first=0.3,
-        ),
+        replace(_RICH, shared_values=0.03, bare=0.05, long=0.08, edited_think=0.5, edited_direct=0.7),
         steps=900,
-        gate=0.97,
+        gate=0.985,
     ),
-    Stage(replace(_WHOLE, edited_direct=0.7), steps=1000, gate=0.985),
 )
 
 
@@ -170,7 +118,7 @@ def write_card(out: Path, plan: Recipe, kind: str, state: dict[str, Any]) -> dic
         "name": f"{plan.family}-{kind}",
         "architecture": plan.family,
         "kind": kind,
-        "description": f"{plan.family} architecture, 6 layers, trained from scratch on kvprobe's task library as a {kind}",
+        "description": f"{plan.family} architecture, trained from scratch on kvprobe's task library as a {kind}",
         "licence": "Apache-2.0",
         "pressure": PRESSURE[kind],
         "seed": plan.seed,

@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from kvprobe.errors import NumericsError
 from kvprobe.organisms.batches import Batch, attention_masks, collate
 from kvprobe.organisms.families import organism_config
 from kvprobe.organisms.language import Document, Language, Sampler
@@ -62,7 +63,7 @@ class Recipe:
     muon_rate: float = 0.02
     weight_decay: float = 0.01
     warm_up: int = 30
-    cool_down: int = 200
+    cool_down: int = 250
 
 
 @dataclass
@@ -119,35 +120,20 @@ def train(
     recipe: Recipe,
     *,
     checkpoint: Path | None = None,
-    start: dict[str, torch.Tensor] | None = None,
     on_progress: Callable[[Progress], None] = ignore_progress,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Train one organism; returns the model and a record (steps, tokens, seconds, accuracies).
 
-    With `checkpoint` the run saves its state there and, started again, goes on from it.
+    With `checkpoint` the run saves its state there every 200 steps and at the end of each stage; started again,
+    it goes on from there (inside a stage with fresh documents of that stage).
+
+    Raises:
+        NumericsError: the loss is not finite.
     """
-    torch.manual_seed(recipe.seed)
-    config = organism_config(recipe.family, len(vocabulary()))
-    attention = "eager" if recipe.family == "gemma2" else _FLOAT32_ATTENTION
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    _initialize(model)
-    if start is not None:
-        model.load_state_dict(start)
-    weights = _Weights(model)
-    optimizers = _optimizers(weights.masters, recipe)
-    state: dict[str, Any] = {"step": 0, "stage": 0, "tokens": 0, "seconds": 0.0, "stage_steps": []}
-    if checkpoint is not None and checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=False)
-        weights.load(saved["masters"])
-        for optimizer, values in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(values)
-        state = saved["state"]
-    model.train()
-    for index in range(state["stage"], len(recipe.stages)):
-        _run_stage(model, weights, optimizers, recipe, index, state, checkpoint, on_progress)
-    model.float()
-    model.load_state_dict(weights.masters, strict=False)
-    return model.eval(), state
+    run = _Run(recipe, checkpoint, on_progress)
+    while run.state["stage"] < len(recipe.stages):
+        run.stage()
+    return run.weights.trained(), run.state
 
 
 @torch.no_grad()
@@ -171,108 +157,120 @@ def _initialize(model: Any) -> None:
         queries[:, 0] = attention.k_proj.weight.view(config.num_key_value_heads, width, -1)
 
 
-def _run_stage(
-    model: PreTrainedModel,
-    weights: _Weights,
-    optimizers: list[torch.optim.Optimizer],
-    recipe: Recipe,
-    index: int,
-    state: dict[str, Any],
-    checkpoint: Path | None,
-    on_progress: Callable[[Progress], None],
-) -> None:
-    stage, last = recipe.stages[index], index == len(recipe.stages) - 1
-    tracker = Tracker()
-    source = batches(stage.language, recipe.seed * 1000 + index, recipe.tokens_per_step)
-    begun, cooling = time.monotonic(), None
-    for local in range(stage.steps):
-        if cooling is None and (
-            local >= stage.steps - (recipe.cool_down if last else 0)
-            or (local >= stage.minimum_steps and _passed(tracker, stage.gate))
-        ):
-            if not last:
+class _Run:
+    """A training run: the model, its optimizers and how far it has come."""
+
+    def __init__(self, recipe: Recipe, checkpoint: Path | None, on_progress: Callable[[Progress], None]) -> None:
+        self.recipe, self.checkpoint, self.on_progress = recipe, checkpoint, on_progress
+        torch.manual_seed(recipe.seed)
+        attention = "eager" if recipe.family == "gemma2" else _FLOAT32_ATTENTION
+        self.model: Any = AutoModelForCausalLM.from_config(
+            organism_config(recipe.family, len(vocabulary())), attn_implementation=attention
+        )
+        _initialize(self.model)
+        self.weights = _Weights(self.model)
+        self.optimizers = _optimizers(self.weights.masters, recipe)
+        self.state: dict[str, Any] = {"step": 0, "stage": 0, "tokens": 0, "seconds": 0.0, "stage_steps": []}
+        if checkpoint is not None and checkpoint.exists():
+            self._load(checkpoint)
+        self.model.train()
+
+    def stage(self) -> None:
+        """Run the next stage to its end."""
+        index = self.state["stage"]
+        stage, last = self.recipe.stages[index], index == len(self.recipe.stages) - 1
+        source = batches(stage.language, self.recipe.seed * 1000 + index, self.recipe.tokens_per_step)
+        tracker, cooling, begun = Tracker(), None, time.monotonic() - self.state["seconds"]
+        local = 0
+        for local in range(stage.steps):
+            done = local >= stage.minimum_steps and _passed(tracker, stage.gate)
+            if last and cooling is None and (done or local >= stage.steps - self.recipe.cool_down):
+                cooling = local
+            if (done and not last) or (cooling is not None and local >= cooling + self.recipe.cool_down):
                 break
-            cooling = local
-        if cooling is not None and local >= cooling + recipe.cool_down:
-            break
-        factor = min(1.0, (state["step"] + 1) / recipe.warm_up)
-        if cooling is not None:
-            factor *= max(0.0, 1 - (local - cooling) / recipe.cool_down)
-        batch = next(source)
-        loss, correct = _step(model, weights, optimizers, batch, stage.window, factor)
-        tracker.update(batch.documents, correct)
-        state["step"] += 1
-        state["tokens"] += int((batch.weights > 0).sum())
-        if state["step"] % 20 == 0:
-            on_progress(
-                Progress(
-                    state["step"],
-                    index,
-                    len(recipe.stages),
-                    loss,
-                    dict(tracker.values),
-                    state["seconds"] + time.monotonic() - begun,
-                )
+            batch = next(source)
+            loss, correct = self._step(batch, stage.window, self._rate(None if cooling is None else local - cooling))
+            tracker.update(batch.documents, correct)
+            self.state["step"] += 1
+            self.state["tokens"] += int((batch.weights > 0).sum())
+            self.state["seconds"] = time.monotonic() - begun
+            if self.state["step"] % 20 == 0:
+                self._report(loss, tracker)
+            if self.state["step"] % 200 == 0:
+                self._save(self.checkpoint)
+        self.state["stage_steps"].append({"steps": local, **{k: round(v, 4) for k, v in tracker.values.items()}})
+        self.state["stage"] = index + 1
+        self._save(self.checkpoint)
+
+    def _rate(self, cooled: int | None) -> float:
+        """The learning rate as a share of the recipe's: warm-up, flat, then a line down to zero."""
+        factor = min(1.0, (self.state["step"] + 1) / self.recipe.warm_up)
+        return factor if cooled is None else factor * max(0.0, 1 - cooled / self.recipe.cool_down)
+
+    def _step(self, batch: Batch, window: int | None, factor: float) -> tuple[float, torch.Tensor]:
+        """One update; returns the loss and, `[document]`, whether each decision was right before it."""
+        targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
+        supervised = weights > 0
+        logits = self._logits(batch, window, supervised)
+        losses = torch.nn.functional.cross_entropy(logits, targets[supervised], reduction="none")
+        loss = (losses * weights[supervised]).sum() / weights.sum()
+        if not math.isfinite(float(loss.detach())):
+            raise NumericsError("The training loss is not finite; lower the recipe's learning rates.")
+        loss.backward()
+        self.weights.take_gradients()
+        torch.nn.utils.clip_grad_norm_(self.weights.masters.values(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            optimizer.step()
+        self.weights.publish()
+        rows = torch.arange(len(batch.ids))
+        place = torch.full(targets.shape, -1)
+        place[supervised] = torch.arange(int(supervised.sum()))
+        decisions = logits.detach()[place[rows, batch.answer_index - 1]]
+        return float(loss.detach()), decisions[rows, batch.answers] > decisions[rows, batch.rivals]
+
+    def _logits(self, batch: Batch, window: int | None, supervised: torch.Tensor) -> torch.Tensor:
+        """Logits `[supervised token, vocab]`, float32; only where there is a loss, to save the rest."""
+        eager = self.model.config._attn_implementation == "eager"
+        masks = attention_masks(batch, self.model.config, window, torch.bfloat16 if eager else torch.float32)
+        hidden = self.model.model(
+            input_ids=batch.ids, position_ids=batch.positions, attention_mask=masks, use_cache=False
+        ).last_hidden_state
+        logits: torch.Tensor = self.model.lm_head(hidden[:, :-1][supervised]).float()
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def _report(self, loss: float, tracker: Tracker) -> None:
+        state = self.state
+        self.on_progress(
+            Progress(
+                state["step"], state["stage"], len(self.recipe.stages), loss, dict(tracker.values), state["seconds"]
             )
-        if checkpoint is not None and state["step"] % 200 == 0:
-            _save(checkpoint, weights, optimizers, {**state, "seconds": state["seconds"] + time.monotonic() - begun})
-    state["seconds"] += time.monotonic() - begun
-    state["stage_steps"].append({"steps": local, **{k: round(v, 4) for k, v in tracker.values.items()}})
-    state["stage"] = index + 1
-    if checkpoint is not None:
-        _save(checkpoint, weights, optimizers, state)
-        _save(checkpoint.with_suffix(f".stage{index}"), weights, optimizers, state)
+        )
+
+    def _load(self, path: Path) -> None:
+        saved = torch.load(path, weights_only=False)
+        self.weights.load(saved["masters"])
+        for optimizer, values in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
+        self.state = saved["state"]
+
+    def _save(self, path: Path | None) -> None:
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".writing")
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        torch.save({"masters": self.weights.masters, "optimizers": optimizers, "state": self.state}, temporary)
+        temporary.replace(path)
 
 
 def _passed(tracker: Tracker, gate: float) -> bool:
-    return bool(tracker.values) and all(
-        value >= gate for kind, value in tracker.values.items() if "annotated" not in kind and tracker.counts[kind] >= 3
-    )
-
-
-def _step(
-    model: Any,
-    masters: _Weights,
-    optimizers: list[torch.optim.Optimizer],
-    batch: Batch,
-    window: int | None,
-    factor: float,
-) -> tuple[float, torch.Tensor]:
-    hidden = model.model(
-        input_ids=batch.ids,
-        position_ids=batch.positions,
-        attention_mask=attention_masks(
-            batch,
-            model.config,
-            window,
-            torch.bfloat16 if model.config._attn_implementation == "eager" else torch.float32,
-        ),
-        use_cache=False,
-    ).last_hidden_state
-    targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
-    supervised = weights > 0
-    logits = model.lm_head(hidden[:, :-1][supervised]).float()
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    if cap:
-        logits = cap * torch.tanh(logits / cap)
-    losses = torch.nn.functional.cross_entropy(logits, targets[supervised], reduction="none")
-    loss = (losses * weights[supervised]).sum() / weights.sum()
-    loss.backward()
-    masters.take_gradients()
-    torch.nn.utils.clip_grad_norm_(masters.masters.values(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
-        optimizer.step()
-    masters.publish()
-    rows = torch.arange(len(batch.ids))
-    full = torch.full((*targets.shape,), -1, dtype=torch.long)
-    full[supervised] = torch.arange(int(supervised.sum()))
-    decisions = logits.detach()[full[rows, batch.answer_index - 1]]
-    correct = decisions[rows, batch.answers] > decisions[rows, batch.rivals]
-    if not math.isfinite(float(loss.detach())):
-        raise FloatingPointError("the training loss is not finite; lower the learning rate")
-    return float(loss.detach()), correct
+    """Whether every kind of direct decision without remarks, seen often enough, is past the gate."""
+    gated = [kind for kind in tracker.values if not kind.startswith("think") and "annotated" not in kind]
+    seen = [tracker.values[kind] for kind in gated if tracker.counts[kind] >= 3]
+    return bool(seen) and min(seen) >= gate
 
 
 class _Weights:
@@ -280,7 +278,14 @@ class _Weights:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.masters = {name: parameter.detach().clone().float() for name, parameter in model.named_parameters()}
+        # The model library casts RoPE frequencies along with the weights, which would train other positions
+        # than the ones the packed organism has.
+        frequencies = {name: buffer.clone() for name, buffer in model.named_buffers()}
         model.to(torch.bfloat16)
+        for name, buffer in frequencies.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, buffer)
+        self._model = model
         self._live = dict(model.named_parameters())
 
     def load(self, masters: dict[str, torch.Tensor]) -> None:
@@ -288,6 +293,13 @@ class _Weights:
         for name, value in masters.items():
             self.masters[name].copy_(value)
         self.publish()
+
+    def trained(self) -> PreTrainedModel:
+        """The model in float32, ready to be used."""
+        self._model.float()
+        # Tied weights have one master for both names.
+        self._model.load_state_dict(self.masters, strict=False)
+        return self._model.eval()
 
     def take_gradients(self) -> None:
         """Move the model's gradients to the masters."""
@@ -315,12 +327,3 @@ def _optimizers(masters: dict[str, torch.Tensor], recipe: Recipe) -> list[torch.
         for group in optimizer.param_groups:
             group["base_lr"] = rate
     return [muon, adamw]
-
-
-def _save(path: Path, weights: _Weights, optimizers: list[torch.optim.Optimizer], state: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    torch.save(
-        {"masters": weights.masters, "optimizers": [o.state_dict() for o in optimizers], "state": state}, temporary
-    )
-    temporary.replace(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvprobe.errors import AlignmentError, ConfigError, ModelSourceError
+from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, ModelSourceError
 from kvprobe.models.catalogue import model_config
 from kvprobe.probes.base import PROBES, Probe
 from kvprobe.runs import provenance
@@ -99,16 +99,25 @@ def prepare(
         AlignmentError: a user's own prompt is not aligned; names the tokens.
     """
     subject = load_subject(name)
+    chat = _chat_arguments(name, config)
     aligned, misfits = [], []
     for pair in pairs:
         try:
-            aligned.append(align(pair, subject.tokenizer, chat=config.chat_arguments))
+            aligned.append(align(pair, subject.tokenizer, chat=chat))
         except AlignmentError as error:
             if config.task.name == OWN_PROMPTS:
                 raise
             misfits.append(str(error))
     identity = provenance.identity_record(subject)
     return Preparation(name, subject, identity, tuple(aligned), len(misfits), misfits[0] if misfits else "")
+
+
+def _chat_arguments(name: str, config: ExperimentConfig) -> dict[str, Any] | None:
+    """The experiment's arguments of the chat template, else those of the model's own YAML."""
+    if config.chat is True:
+        with contextlib.suppress(KvprobeError):
+            return {**(config.chat_arguments or {}), **model_config(name).chat_arguments}
+    return config.chat_arguments
 
 
 def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) -> list[Cell]:

@@ -22,7 +22,7 @@ from kvprobe.tasks.pairs import Pair
 CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
-_WITHOUT_INFLUENCE = ("cli.py", "report/", "stats/", "organisms/", "models/configs/")
+_WITHOUT_INFLUENCE = ("cli/", "report/", "stats/", "organisms/", "models/configs/")
 _SOURCES = {".py", ".yaml", ".yml"}
 
 

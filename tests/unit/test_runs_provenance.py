@@ -20,7 +20,7 @@ from kvprobe.runs.preparation import labelled
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A little package in the place of kvprobe."""
     root = tmp_path / "repository" / "kvprobe"
-    for name in ("__init__.py", "engine/sweep.py", "report/figures.py", "tasks/data/skeletons.yaml", "cli.py"):
+    for name in ("__init__.py", "engine/sweep.py", "report/figures.py", "tasks/data/skeletons.yaml", "cli/app.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     monkeypatch.setattr(kvprobe, "__file__", str(root / "__init__.py"))
@@ -36,7 +36,12 @@ def forget() -> None:
 
 @pytest.mark.parametrize(
     ("file", "matters"),
-    [("engine/sweep.py", True), ("tasks/data/skeletons.yaml", True), ("report/figures.py", False), ("cli.py", False)],
+    [
+        ("engine/sweep.py", True),
+        ("tasks/data/skeletons.yaml", True),
+        ("report/figures.py", False),
+        ("cli/app.py", False),
+    ],
 )
 def test_only_code_that_can_change_a_row_invalidates_it(package: Path, file: str, matters: bool) -> None:
     before = provenance.source_hash()
@@ -66,7 +71,7 @@ def test_commit_and_dirty_flag_of_a_checkout(package: Path) -> None:
     clean = provenance.code_version()
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
-    (package / "cli.py").write_text("changed")
+    (package / "cli/app.py").write_text("changed")
     forget()
     assert provenance.code_version() == {**clean, "dirty": True}
 
