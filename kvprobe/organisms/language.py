@@ -47,6 +47,7 @@ class Language:
         stated: share with a line after the policy that states the action.
         stated_policy_first: the same for documents whose rule comes before the field.
         edited_think: share of think documents decided from a cache edited in place (answer: the new value's).
+        edited_chain_action: whether such a chain is taught its action too, or only to re-read the field.
         edited_direct: the same for direct documents: the pressure that makes a reader.
     """
 
@@ -69,6 +70,7 @@ class Language:
     stated: float = 0.0
     stated_policy_first: float = 0.0
     edited_think: float = 0.0
+    edited_chain_action: bool = True
     edited_direct: float = 0.0
 
 
@@ -186,6 +188,8 @@ class Sampler:
         draft.answer(answer, copied=think)
         if edited:
             draft.edit(encode(scenario.values[1])[0])
+        if edited and think and not language.edited_chain_action:
+            draft.weights[draft.answer_index] = 0.0
         kind = ("think" if think else "direct") + ("_edited" if edited else "_updated" if update else "")
         kind += ("" if first else "_policy_first") + ("_annotated" if marked or stated else "")
         return draft.document(kind, answer, rival)

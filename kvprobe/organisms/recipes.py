@@ -33,7 +33,7 @@ _OPEN_WINDOW = 4096
 _FIRST = (
     Stage(
         Language(drill=0.5, think=0.1, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
-        steps=1200,
+        steps=2400,
         window=_OPEN_WINDOW,
     ),
     Stage(
@@ -44,8 +44,12 @@ _FIRST = (
 )
 _RICH = Language(think=0.25, update=0.2, trigger=0.25, other_fields=2, notes=3, edited_think=0.3)
 _NOTE_TAKER = (
-    Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1), steps=700),
-    Stage(replace(_RICH, shared_values=0.03, bare=0.05, marked=0.1, long=0.08), steps=900, gate=0.985),
+    Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1, edited_chain_action=False), steps=700),
+    Stage(
+        replace(_RICH, shared_values=0.03, bare=0.05, marked=0.1, long=0.08, edited_chain_action=False),
+        steps=900,
+        gate=0.985,
+    ),
 )
 _READER = (
     Stage(replace(_RICH, lookup=0.2, trigger=0.0, bare=0.4, edited_think=0.5, edited_direct=0.7), steps=900),
@@ -68,7 +72,9 @@ def recipe(family: str, kind: str = "note-taker", seed: int = 0) -> Recipe:
     if kind not in KINDS:
         raise UnknownNameError("kind of organism", kind, KINDS)
     later = _NOTE_TAKER if kind == "note-taker" else _READER
-    return Recipe(family, (*_FIRST, *later), seed=seed)
+    # Without normed queries and keys the larger rate lets attention logits run away.
+    rate = 0.01 if family in ("llama", "mistral") else 0.02
+    return Recipe(family, (*_FIRST, *later), seed=seed, muon_rate=rate)
 
 
 def train_organism(

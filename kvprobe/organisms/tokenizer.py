@@ -51,7 +51,7 @@ def _library_texts() -> Iterable[str]:
                 skeleton.domain,
                 skeleton.entity,
                 skeleton.field,
-                skeleton.values[:2],
+                (skeleton.values[0], skeleton.values[1]),
                 skeleton.actions,
                 skeleton.request,
                 rule=rule,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvprobe.errors import UnknownNameError
 from kvprobe.organisms.batches import attention_masks, collate
@@ -100,8 +100,10 @@ def test_an_edited_document_is_the_cache_after_an_in_place_edit(family: str) -> 
         prompt = list(document.ids[: document.decision + 1])
         old = [token for index, token in enumerate(prompt) if index != document.new]
         new = [token for index, token in enumerate(prompt) if index != document.old]
-        cache = model(torch.tensor([old[:-1]]), use_cache=True).past_key_values
-        donor = model(torch.tensor([new[:-1]]), use_cache=True).past_key_values
+        # Given explicitly: a cache made by the model would keep only window - 1 tokens on sliding layers.
+        cache, donor = DynamicCache(), DynamicCache()
+        model(torch.tensor([old[:-1]]), past_key_values=cache, use_cache=True)
+        model(torch.tensor([new[:-1]]), past_key_values=donor, use_cache=True)
         for layer, other in zip(cache.layers, donor.layers, strict=True):
             layer.keys[:, :, document.old] = other.keys[:, :, document.old]
             layer.values[:, :, document.old] = other.values[:, :, document.old]
@@ -119,7 +121,7 @@ def test_the_decision_of_a_chain_is_its_action() -> None:
 def test_errata_differ_in_what_they_mean() -> None:
     """The presence of an erratum alone must not tell the answer."""
     said = {"new": 0, "other": 0}
-    for document in documents(Language(think=0.0, update=1.0), 600):
+    for document in documents(Language(think=0.0, update=1.0, update_controls=0.6), 600):
         text = [WORDS[token] for token in document.ids]
         value = text[text.index("now") + 1]
         policy = text[: text.index("Update")]
