@@ -46,7 +46,7 @@ class Stage:
 
     language: Language
     steps: int
-    gate: float = 0.96
+    gate: float = 0.92
     window: int | None = None
     minimum_steps: int = 60
 
