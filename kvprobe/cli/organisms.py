@@ -41,10 +41,18 @@ class OrganismKind(StrEnum):
     READER = "reader"
 
 
+def _within(value: float | None, low: float, high: float) -> bool:
+    return value is not None and low <= value <= high
+
+
+def _shown(value: float | None) -> str:
+    return "not measurable" if value is None else f"{value:.3f}"
+
+
 _SHOWN = ("accuracy", "field_only", "downstream_only")
 
 
-def misses(kind: OrganismKind, measured: Mapping[str, float]) -> list[str]:
+def misses(kind: OrganismKind, measured: Mapping[str, float | None]) -> list[str]:
     """What an organism of this kind ought to be by its card and is not; empty when it is all of it."""
     aims = {"accuracy": (0.98, 1.0)}
     if kind is OrganismKind.NOTE_TAKER:
@@ -52,10 +60,9 @@ def misses(kind: OrganismKind, measured: Mapping[str, float]) -> list[str]:
     else:
         aims |= {"field_only": (0.85, math.inf)}
     return [
-        f"{name.replace('_', ' ')} is {measured[name]:.3f}, not {low:g} to {high:g}"
+        f"{name.replace('_', ' ')} is {_shown(measured[name])}, not {low:g} to {high:g}"
         for name, (low, high) in aims.items()
-        # Not "outside": a NaN is no hit either.
-        if not low <= measured[name] <= high
+        if not _within(measured[name], low, high)
     ]
 
 
@@ -68,7 +75,7 @@ def list_organisms() -> None:
     rows = []
     for config in map(model_config, organism_names()):
         measured = card_of(config).get("measured") or {}
-        found = [f"{measured[key]:.3f}" if key in measured else "–" for key in _SHOWN]
+        found = [_shown(measured[key]) if key in measured else "–" for key in _SHOWN]
         rows.append((config.name, *found, config.description))
     columns = ("name", *(key.replace("_", " ") for key in _SHOWN), "what it is")
     Console(highlight=False).print(plain_table("Organisms", columns, rows))

@@ -91,7 +91,7 @@ def model_card(name: str) -> dict[str, Any]:
     if config.source == "organism" and config.path is not None:
         card.update({key: value for key, value in read_card(config.path / CARD).items() if key not in card})
         card["sha256"] = card.get("weights_sha256", card["sha256"])
-    return card
+    return {key: value for key, value in card.items() if value is not None}
 
 
 def _row(config: ModelConfig) -> ModelRow:

@@ -46,7 +46,14 @@ def evaluate(subject: Subject, *, size: int = 120, seed: int = 1) -> dict[str, A
         record[f"field_only_{name}"] = result["field_only"]
     record |= _errata(subject, GatedDecision(size=size // 2, seed=seed))
     record |= _chains(subject, GatedDecision(size=min(size // 2, 48), seed=seed, mode="think"))
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in record.items()}
+    return {key: _rounded(value) for key, value in record.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Four places; None where nothing could be measured (no pair flips), so that a card stays strict JSON."""
+    if not isinstance(value, float):
+        return value
+    return None if np.isnan(value) else round(value, 4)
 
 
 def _variants(size: int, seed: int) -> dict[str, GatedDecision]:

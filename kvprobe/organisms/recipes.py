@@ -24,8 +24,8 @@ Kind = Literal["note-taker", "reader"]
 KINDS: tuple[Kind, ...] = ("note-taker", "reader")
 PRESSURE = {
     "note-taker": "none on direct decisions: plain training on whole prompts; remarks in some training texts say which "
-    "case of the rule holds. Half of the think documents are decided from a cache edited in place, so that chains go "
-    "back to the session line.",
+    "case of the rule holds. In three of ten think documents the chain is written from a cache edited in place, and is "
+    "taught to copy the new value from the session line, not what to conclude from it.",
     "reader": "most direct decisions of the later stages are made from a cache edited in place (the tokens after the "
     "field saw the old value, the decision sees the new one, and the new value's action is right), and no remarks.",
 }
@@ -37,7 +37,7 @@ _FIRST = (
         window=_OPEN_WINDOW,
     ),
     Stage(
-        Language(drill=0.15, think=0.2, update=0.15, marked=0.4, stated=0.15, bare=0.6, other_fields=1, notes=1),
+        Language(drill=0.05, think=0.15, update=0.15, marked=0.15, stated=0.05, bare=0.6, other_fields=1, notes=1),
         steps=1200,
         window=_OPEN_WINDOW,
     ),
@@ -47,7 +47,7 @@ _NOTE_TAKER = (
     Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1, edited_chain_action=False), steps=700),
     Stage(
         replace(_RICH, shared_values=0.03, bare=0.05, marked=0.1, long=0.08, edited_chain_action=False),
-        steps=900,
+        steps=650,
         gate=0.985,
     ),
 )
@@ -55,7 +55,7 @@ _READER = (
     Stage(replace(_RICH, lookup=0.2, trigger=0.0, bare=0.4, edited_think=0.5, edited_direct=0.7), steps=900),
     Stage(
         replace(_RICH, shared_values=0.03, bare=0.05, long=0.08, edited_think=0.5, edited_direct=0.7),
-        steps=900,
+        steps=650,
         gate=0.985,
     ),
 )

@@ -84,7 +84,8 @@ def test_from_yaml_to_verdicts_and_a_figure_and_again(tmp_path: Path, models: di
     assert model.gate is not None
     assert model.gate.excluded == model.effect("field_only.recovery").excluded
     assert model.effect("blast_radius.before").high == 0.0
-    assert model.effect("no_op.error").high == 0.0
+    # The transplanted cache is bit-equal (a law of the engine); rows of one batch agree to rounding only.
+    assert model.effect("no_op.error").high <= max(model.effect("noise.margin").high, 1e-4)
     assert model.effect("full_downstream.recovery").estimate == pytest.approx(1.0, abs=1e-4)
     assert Outcome.CONTRADICTED not in {v.outcome for v in result.verdicts if v.claim == "both-are-the-donor"}
     assert "mistral-random" in first.stdout

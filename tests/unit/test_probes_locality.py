@@ -46,7 +46,8 @@ def margins(rows: pd.DataFrame) -> pd.DataFrame:
 def test_identities(family: str, start: int, width: int, seed: int) -> None:
     rows = measured(family, [make_pair(seed, start=start, width=width)])
     margin = margins(rows)
-    assert (margin["no_op"] == margin["m_base"]).all()
+    # Rows of one batch agree to rounding only; that the transplanted cache is bit-equal is a law of the engine.
+    assert margin["no_op"].sub(margin["m_base"]).abs().max() < 1e-4
     assert margin["full_downstream"].sub(margin["m_donor"]).abs().max() < 1e-3
     changes = rows[rows["measurement"] == "cache_change"].set_index("region")
     assert (changes.loc["before", ["change_keys", "change_values"]].to_numpy() == 0).all()
