@@ -73,8 +73,10 @@ def recipe(family: str, kind: str = "note-taker", seed: int = 0) -> Recipe:
         raise UnknownNameError("kind of organism", kind, KINDS)
     later = _NOTE_TAKER if kind == "note-taker" else _READER
     # Without normed queries and keys the larger rate lets attention logits run away.
-    rate = 0.01 if family in ("llama", "mistral") else 0.02
-    return Recipe(family, (*_FIRST, *later), seed=seed, muon_rate=rate)
+    rate = 0.02 if family == "qwen3" else 0.01
+    # Gemma multiplies its embeddings by sqrt(hidden), so each step moves them that much further.
+    embedding_rate = 7e-4 if family == "gemma2" else 3e-3
+    return Recipe(family, (*_FIRST, *later), seed=seed, muon_rate=rate, adamw_rate=embedding_rate)
 
 
 def train_organism(
