@@ -83,7 +83,8 @@ def verdict_tables(result: RunResult, width: int = 80) -> Group:
     """A table for each claim, columns in line with each other as long as they fit into `width` characters."""
     lines = verdict_lines(result)
     widths: list[int | None] = [max(map(len, column)) for column in zip(_COLUMNS, *map(_cells, lines), strict=True)]
-    if sum(filter(None, widths)) + 2 * len(widths) > width:
+    # Three characters a column for padding and rules.
+    if sum(filter(None, widths)) + 3 * len(widths) > width:
         widths = [None] * len(widths)
     tables: list[Table | Text] = []
     for claim in dict.fromkeys(line.claim for line in lines):
