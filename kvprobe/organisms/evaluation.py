@@ -15,10 +15,9 @@ from kvprobe.engine.operations import overwrite
 from kvprobe.engine.sweep import run_patches
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.tokenizer import END
-from kvprobe.tasks.context import Segment
+from kvprobe.tasks.gated import with_erratum
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, PromptPair, align
-from kvprobe.tasks.wordings import WORDINGS
 
 _LONG = {"notes_before": (0, 40), "notes_after": (30, 42)}
 
@@ -105,14 +104,10 @@ def _errata(subject: Subject, task: GatedDecision) -> dict[str, Any]:
     follows: list[bool] = []
     stays: list[bool] = []
     for pair in task.prompt_pairs():
-        style = WORDINGS.get(pair.scenario.wording)()
         attributes = pair.scenario.attributes
-        entity = attributes["entity"]
         for hits, value in ((follows, attributes["new"]), (stays, attributes["old"])):
-            line = Segment("update", style.update(entity, attributes["field"], value))
-            amended = replace(
-                pair, base=pair.base.insert_before("task", line), donor=pair.donor.insert_before("task", line)
-            )
+            erratum = pair.scenario.wording, attributes["entity"], attributes["field"], value
+            amended = replace(pair, base=with_erratum(pair.base, *erratum), donor=with_erratum(pair.donor, *erratum))
             aligned = align(amended, subject.tokenizer)
             logits = prefill(subject, aligned.base.token_ids).logits
             says_new = bool(logits[aligned.donor_answer_id] > logits[aligned.base_answer_id])

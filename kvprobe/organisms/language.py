@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvprobe.organisms.tokenizer import BOS, END, HOLDS, UNKNOWN, VOID, vocabulary, words
-from kvprobe.tasks.context import Segment
-from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, pick_notes, render
+from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, pick_notes, render, with_erratum
 from kvprobe.tasks.library import filler_notes, skeletons
 from kvprobe.tasks.wordings import WORDINGS
 
@@ -177,7 +176,7 @@ class Sampler:
             status=scenario.actions[0] if stated else None,
         )
         if update is not None:
-            context = context.insert_before("task", Segment("update", WORDINGS.get(wording)().update(*update)))
+            context = with_erratum(context, wording, *update)
         draft = _Draft()
         for segment in context.segments:
             if not (bare and segment.name in ("system", "conversation")):
@@ -219,10 +218,9 @@ class Sampler:
         value = scenario.values[0]
         others = [word for word in _pool(self.language.words).values if word != value]
         style = WORDINGS.get(rng.choice(self.language.wordings))()
-        before, after = style.record(scenario.entity, scenario.field)
         held = [rng.random() < 0.5 for _ in range(rng.randint(2, 8))]
         cases = [(value if holds else rng.choice(others), rng.choice(scenario.actions)) for holds in held]
-        text = f"{style.session_header}{before} {value}{after}"
+        text = style.session_header + style.line(scenario.entity, scenario.field, value)
         text += style.policy(scenario.entity, scenario.field, cases, [HOLDS if holds else VOID for holds in held])
         draft = _Draft()
         # The closing mark of the last remark is left out: the remark itself is the answer.
@@ -245,12 +243,9 @@ class Sampler:
         draft.add("policy", encode(style.policy(scenario.entity, scenario.field, cases)))
         asked = rng.sample(cases, rng.randint(1, count))
         for value, action in asked:
-            before, after = style.record(scenario.entity, scenario.field)
-            line = f"{before} {value}{after}"
-            if rng.random() < 0.5:
-                line = style.update(scenario.entity, scenario.field, value)
+            write = style.update if rng.random() < 0.5 else style.line
             said, rest = style.status("|").split("|")
-            draft.add("session", encode(line + said))
+            draft.add("session", encode(write(scenario.entity, scenario.field, value) + said))
             draft.add("lookup", encode(action))
             if (value, action) != asked[-1]:
                 draft.add("session", encode(rest))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from kvprobe.tasks.context import Context
+from kvprobe.tasks.context import Context, Segment
 from kvprobe.tasks.wordings import WORDINGS, Wording
 
 Mode = Literal["direct", "think"]
@@ -101,10 +101,7 @@ def render(
 
 def _session_block(style: Wording, scenario: GatedScenario, value: str) -> list[tuple[str, str]]:
     before, after = style.record(scenario.entity, scenario.field)
-    others = [
-        f"{style.record(scenario.entity, name)[0]} {other}{style.record(scenario.entity, name)[1]}"
-        for name, other in scenario.other_fields
-    ]
+    others = [style.line(scenario.entity, name, other) for name, other in scenario.other_fields]
     half = len(others) // 2
     return [
         ("session", style.session_header + "".join(others[:half]) + before),
@@ -113,9 +110,9 @@ def _session_block(style: Wording, scenario: GatedScenario, value: str) -> list[
     ]
 
 
-def with_polarity_swapped(scenario: GatedScenario) -> GatedScenario:
-    """The same scenario with the two actions exchanged, so that neither answer is always right."""
-    return replace(scenario, actions=(scenario.actions[1], scenario.actions[0]))
+def with_erratum(context: Context, wording: str, entity: str, field: str, value: str) -> Context:
+    """The prompt with a one-line erratum, segment `update`, right before the task."""
+    return context.insert_before("task", Segment("update", WORDINGS.get(wording)().update(entity, field, value)))
 
 
 def pick_notes(notes: Sequence[str], count: int, start: int) -> tuple[str, ...]:

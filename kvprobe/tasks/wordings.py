@@ -25,6 +25,11 @@ class Wording(ABC):
     def record(self, entity: str, field: str) -> tuple[str, str]:
         """Text before and after the value in a session line."""
 
+    def line(self, entity: str, field: str, value: str) -> str:
+        """A whole session line."""
+        before, after = self.record(entity, field)
+        return f"{before} {value}{after}"
+
     session_header: ClassVar[str] = ""
     policy_header: ClassVar[str] = ""
 
@@ -64,8 +69,7 @@ class Wording(ABC):
 
     def chain(self, entity: str, field: str, value: str, action: str) -> str:
         """A chain of thought that goes back to the session line, ends with the cue, and lacks the answer."""
-        before, after = self.record(entity, field)
-        return f" {before} {value}{after}So the policy says {action}.\n{self.answer_cue}"
+        return f" {self.line(entity, field, value)}So the policy says {action}.\n{self.answer_cue}"
 
 
 @WORDINGS.register("manual")
