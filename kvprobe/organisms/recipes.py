@@ -47,7 +47,7 @@ _NOTE_TAKER = (
     Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1, edited_chain_action=False), steps=700),
     Stage(
         replace(_RICH, shared_values=0.03, bare=0.05, marked=0.1, long=0.08, edited_chain_action=False),
-        steps=650,
+        steps=1500,
         gate=0.985,
     ),
 )

@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from kvprobe.errors import NumericsError
 from kvprobe.organisms.batches import Batch, attention_masks, collate
 from kvprobe.organisms.families import organism_config
+from kvprobe.organisms.initial import initialize
 from kvprobe.organisms.language import Document, Language, Sampler
 from kvprobe.organisms.tokenizer import vocabulary
 
@@ -63,7 +64,7 @@ class Recipe:
     muon_rate: float = 0.02
     weight_decay: float = 0.01
     warm_up: int = 30
-    cool_down: int = 250
+    cool_down: int = 600
 
 
 @dataclass
@@ -136,27 +137,6 @@ def train(
     return run.weights.trained(), run.state
 
 
-@torch.no_grad()
-def _initialize(model: Any) -> None:
-    """Wide embeddings, and a matcher as the first query head of every KV head: its queries equal its keys.
-
-    A token then attends to earlier copies of itself, which is what comparing a rule's case with the field
-    needs; found by gradient descent alone it takes most of the training (compare the "mimetic
-    initialization" of Trockman and Kolter, 2023).
-    """
-    config = model.config
-    # The usual 0.02 drowns the words in what the layers add; Gemma multiplies embeddings by sqrt(hidden).
-    spread = 0.1 if config.model_type.startswith("gemma") else 0.3
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=spread)
-    group, width = config.num_attention_heads // config.num_key_value_heads, config.head_dim
-    for layer in model.model.layers:
-        attention = layer.self_attn
-        for weight in (attention.q_proj.weight, attention.k_proj.weight):
-            torch.nn.init.normal_(weight, std=config.hidden_size**-0.5)
-        queries = attention.q_proj.weight.view(config.num_key_value_heads, group, width, -1)
-        queries[:, 0] = attention.k_proj.weight.view(config.num_key_value_heads, width, -1)
-
-
 class _Run:
     """A training run: the model, its optimizers and how far it has come."""
 
@@ -167,7 +147,7 @@ class _Run:
         self.model: Any = AutoModelForCausalLM.from_config(
             organism_config(recipe.family, len(vocabulary())), attn_implementation=attention
         )
-        _initialize(self.model)
+        initialize(self.model)
         self.weights = _Weights(self.model)
         self.optimizers = _optimizers(self.weights.masters, recipe)
         self.state: dict[str, Any] = {"step": 0, "stage": 0, "tokens": 0, "seconds": 0.0, "stage_steps": []}

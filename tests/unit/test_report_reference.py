@@ -57,7 +57,6 @@ def test_the_experiment_quotes_the_paper_rightly() -> None:
             assert paper_values(Locality.paper, "Qwen3-8B")[effect] == claim.paper_value
 
 
-@pytest.mark.xfail(strict=True, reason="no Gemma-2 organism is good enough to ship yet")
 def test_the_experiment_covers_four_families() -> None:
     families = {name.split("-")[0] for name in load_config(EXPERIMENT).models}
     assert families == {"qwen3", "llama", "gemma2", "mistral"}
