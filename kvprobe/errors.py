@@ -56,5 +56,9 @@ class GateError(KvprobeError):
     """The subject cannot do the task, so nothing measured on it would mean anything."""
 
 
+class SampleError(KvprobeError):
+    """There are too few independent instances for what is asked of them."""
+
+
 class OutOfMemoryError(KvprobeError):
     """The work does not fit in memory even at the smallest batch."""

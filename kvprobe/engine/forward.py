@@ -98,7 +98,7 @@ def run_tokens(
     keys = places if past is None else torch.cat([past.positions, places])
     plan = plan_masks(subject, places, keys, causal, [knockouts] if knockouts else ())
     started = clock(subject)
-    hugging_face = _empty_cache() if past is None else past.to_hugging_face()
+    hugging_face = empty_cache() if past is None else past.to_hugging_face()
     ids = torch.as_tensor(token_ids, dtype=torch.long)[None]
     output = call_model(subject, ids, places, hugging_face, plan, attention=attention)
     seconds = clock(subject) - started
@@ -114,15 +114,22 @@ def run_tokens(
 
 
 def call_model(
-    subject: Subject, ids: Tensor, positions: Tensor, past: Any, plan: MaskPlan, *, attention: bool = False
+    subject: Subject,
+    ids: Tensor,
+    positions: Tensor,
+    past: Any,
+    plan: MaskPlan,
+    *,
+    attention: bool = False,
+    gradients: bool = False,
 ) -> Any:
-    """Call the Hugging Face model without gradients; `ids` `[row, token]`, `positions` `[token]`."""
+    """Call the Hugging Face model, without gradients unless asked; `ids` `[row, token]`, `positions` `[token]`."""
     if attention and subject.config._attn_implementation != "eager":
         raise UnsupportedError(
             f"Attention weights need eager attention and {subject.name} runs {subject.config._attn_implementation!r}; "
             "load it with attention='eager'."
         )
-    with torch.no_grad(), applied(subject, plan) as mask:
+    with torch.set_grad_enabled(gradients), applied(subject, plan) as mask:
         return subject.model(
             input_ids=ids.to(subject.device),
             attention_mask=mask,
@@ -175,7 +182,7 @@ def check_fills_cache(model: Any) -> None:
     Raises:
         UnsupportedError: some layer does not hold all tokens afterwards.
     """
-    past = _empty_cache()
+    past = empty_cache()
     ids = torch.ones((1, 3), dtype=torch.long, device=next(model.parameters()).device)
     with torch.no_grad():
         model(ids, past_key_values=past, use_cache=True)
@@ -189,7 +196,8 @@ def check_fills_cache(model: Any) -> None:
         )
 
 
-def _empty_cache() -> Any:
+def empty_cache() -> Any:
+    """A Hugging Face cache without entries, whose layers keep all that they are given."""
     from transformers.cache_utils import DynamicCache
 
     # Never with a config: sliding layers would keep only window - 1 tokens.

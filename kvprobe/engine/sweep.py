@@ -58,15 +58,15 @@ def run_patches(
         OutOfMemoryError: not even one row fits.
         NumericsError: a logit is not finite.
     """
-    past, position = _before_decision(base_ids, base_cache)
-    rows = [_as_row(row) for row in patches]
+    past, position = before_decision(base_ids, base_cache)
+    rows = [as_row(row) for row in patches]
     check_patches(past, (item for row in rows for item in row if isinstance(item, KVPatch)))
 
     def run(start: int, stop: int) -> Tensor:
         logits, _ = _decide(subject, base_ids[-1], position, past, rows[start:stop])
         return (logits if reduce is None else reduce(logits)).cpu()
 
-    return _in_batches(run, len(rows), batch_size or plan_batch(subject, len(past) + 1))
+    return in_batches(run, len(rows), batch_size or plan_batch(subject, len(past) + 1))
 
 
 def decide(
@@ -82,8 +82,8 @@ def decide(
     Raises:
         UnsupportedError: attention weights are asked of a fused kernel.
     """
-    past, position = _before_decision(base_ids, base_cache)
-    row = _as_row(interventions)
+    past, position = before_decision(base_ids, base_cache)
+    row = as_row(interventions)
     check_patches(past, (item for item in row if isinstance(item, KVPatch)))
     logits, weights = _decide(subject, base_ids[-1], position, past, [row], attention=attention)
     return Decision(logits[0], None if weights is None else weights[0])
@@ -103,12 +103,17 @@ def plan_batch(subject: Subject, length: int) -> int:
     return max(1, min(512, budget // per_row))
 
 
-def _as_row(row: Row) -> tuple[KVPatch | AttentionKnockout, ...]:
+def as_row(row: Row) -> tuple[KVPatch | AttentionKnockout, ...]:
+    """The interventions of one row."""
     return (row,) if isinstance(row, KVPatch | AttentionKnockout) else tuple(row)
 
 
-def _before_decision(base_ids: Sequence[int], cache: KVCache) -> tuple[KVCache, int]:
-    """The cache up to the decision token, and that token's position."""
+def before_decision(base_ids: Sequence[int], cache: KVCache) -> tuple[KVCache, int]:
+    """The cache up to the decision token, and that token's position.
+
+    Raises:
+        UnsupportedError: prompt and cache do not fit, or there is more than one row.
+    """
     before = len(base_ids) - 1
     if cache.batch != 1 or len(cache) not in (before, before + 1) or not before:
         raise UnsupportedError(
@@ -139,7 +144,13 @@ def _decide(
     return logits_of(output, subject), weights
 
 
-def _in_batches(run: Callable[[int, int], Tensor], count: int, size: int) -> Tensor:
+def in_batches(run: Callable[[int, int], Tensor], count: int, size: int) -> Tensor:
+    """`run(start, stop)` over all of `count` rows, joined; a batch that runs out of memory is halved and run again.
+
+    Raises:
+        OutOfMemoryError: not even one row fits.
+        UnsupportedError: there is no row.
+    """
     results: list[Tensor] = []
     start = 0
     while start < count:

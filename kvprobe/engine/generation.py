@@ -1,0 +1,164 @@
+"""Generating text from a key-value cache, several interventions side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kvprobe.engine.cache import KVCache
+from kvprobe.engine.forward import call_model, logits_of
+from kvprobe.engine.interventions import AttentionKnockout, KVPatch, Row, check_patches
+from kvprobe.engine.masks import plan_masks
+from kvprobe.engine.operations import overwrite
+from kvprobe.engine.sweep import as_row, before_decision
+from kvprobe.errors import NoEffectError, UnsupportedError
+from kvprobe.models.subject import Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """What one row generated.
+
+    Attributes:
+        token_ids: the generated tokens, those of the stop sequence included.
+        cache: one row: the prompt as the row saw it, then every generated token but the last, which was not run.
+        censored: whether the limit came before a stop sequence did.
+    """
+
+    token_ids: tuple[int, ...]
+    cache: KVCache
+    censored: bool
+
+
+def generate(
+    subject: Subject,
+    base_ids: Sequence[int],
+    base_cache: KVCache,
+    rows: Sequence[Row],
+    *,
+    limit: int,
+    stop: Sequence[Sequence[int]],
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> list[Generation]:
+    """Continue a prompt under each of many interventions.
+
+    All rows run in one batch. With a temperature they share their random numbers, so two arms differ only by what
+    was done to them (critique G10).
+
+    Args:
+        subject: the model.
+        base_ids: the whole prompt; its last token is run first.
+        base_cache: its cache, with or without the last token's entry (which is never used).
+        rows: as in `kvprobe.engine.sweep.run_patches`. A knockout acts at every step whose token stands at one of its
+            queries: the prompt's last position, then one more for each token.
+        limit: most tokens to generate.
+        stop: token sequences that end a row.
+        temperature: 0 for the most likely token.
+        generator: on the CPU; needed with a temperature.
+
+    Raises:
+        NoEffectError: a patch changes nothing or no step runs a query of a knockout, and neither is declared a no-op.
+        UnsupportedError: no row, no room for a token, or a temperature without a generator.
+    """
+    _check(rows, limit, temperature, generator)
+    past, start = before_decision(base_ids, base_cache)
+    chosen = [as_row(row) for row in rows]
+    check_patches(past, (item for row in chosen for item in row if isinstance(item, KVPatch)))
+    running = _Running(subject, past, start, chosen)
+    tokens = torch.full((len(rows),), base_ids[-1], dtype=torch.long)
+    written: list[list[int]] = [[] for _ in rows]
+    open_rows = set(range(len(rows)))
+    for _ in range(limit):
+        tokens = _choose(running.step(tokens), temperature, generator)
+        for row in sorted(open_rows):
+            written[row].append(int(tokens[row]))
+            if _ended(written[row], stop):
+                open_rows.remove(row)
+        if not open_rows:
+            break
+    running.check_knockouts()
+    return [
+        Generation(tuple(ids), running.row(row, len(past) + len(ids)), row in open_rows)
+        for row, ids in enumerate(written)
+    ]
+
+
+def _check(rows: Sequence[Row], limit: int, temperature: float, generator: torch.Generator | None) -> None:
+    if not rows or limit < 1:
+        raise UnsupportedError("Generation needs at least one row and room for at least one token.")
+    if temperature > 0 and generator is None:
+        raise UnsupportedError("Sampling needs a generator; pass a seeded torch.Generator.")
+
+
+class _Running:
+    """A batch under way: its cache, its position, and which knockouts have met one of their queries."""
+
+    def __init__(
+        self, subject: Subject, past: KVCache, start: int, rows: Sequence[Sequence[KVPatch | AttentionKnockout]]
+    ) -> None:
+        self.subject = subject
+        self.bases = [_patched(past, [item for item in row if isinstance(item, KVPatch)]) for row in rows]
+        self.knockouts = [[item for item in row if isinstance(item, AttentionKnockout)] for row in rows]
+        self.waiting = {item for row in self.knockouts for item in row if not item.no_op}
+        self.first = len(past)
+        self.positions = past.positions
+        self.next = start
+        self.past = KVCache.computed(
+            [
+                (torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers]))
+                for layers in zip(*(base.layers for base in self.bases), strict=True)
+            ],
+            past.positions,
+        ).to_hugging_face()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits `[row, vocab]` after `tokens` `[row]`."""
+        place = torch.tensor([self.next])
+        self.positions = torch.cat([self.positions, place])
+        active = [[item for item in row if self.next in item.queries] for row in self.knockouts]
+        # Over a whole generation: whether something was hidden at all is judged at its end.
+        silent = [[replace(item, no_op=True) for item in row] for row in active]
+        seen = torch.ones(1, len(self.positions), dtype=torch.bool)
+        plan = plan_masks(self.subject, place, self.positions, seen, silent)
+        self.waiting -= {item for row in active for item in row if not {*item.keys}.isdisjoint(self.positions.tolist())}
+        self.next += 1
+        return logits_of(call_model(self.subject, tokens[:, None], place, self.past, plan), self.subject).cpu()
+
+    def check_knockouts(self) -> None:
+        """Refuse a knockout that met none of its queries together with one of its keys."""
+        if self.waiting:
+            raise NoEffectError(
+                "An attention knockout hid nothing during generation: no token stood at one of its queries after one "
+                "of its keys; check the positions, or declare no_op."
+            )
+
+    def row(self, number: int, length: int) -> KVCache:
+        """One row's cache of `length` entries."""
+        base, first = self.bases[number], self.first
+        new = [
+            (layer.keys[number : number + 1, :, first:length], layer.values[number : number + 1, :, first:length])
+            for layer in self.past.layers
+        ]
+        return KVCache.join([base, KVCache.computed(new, self.positions[first:length])])
+
+
+def _patched(base: KVCache, patches: Sequence[KVPatch]) -> KVCache:
+    for patch in patches:
+        base, _ = overwrite(base, patch.positions, patch.donor, patch.layers)
+    return base
+
+
+def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """One token for each row of `logits` `[row, vocab]`: the best, or a draw by the Gumbel-max trick."""
+    if temperature <= 0:
+        return logits.argmax(-1)
+    uniform = torch.rand(logits.shape[-1], generator=generator, dtype=torch.float64)
+    return (logits.double() / temperature - (-uniform.log()).log()).argmax(-1)
+
+
+def _ended(written: Sequence[int], stop: Sequence[Sequence[int]]) -> bool:
+    return any(len(end) and list(written[-len(end) :]) == list(end) for end in stop)
