@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 PROFILE ?= full
 MODELS ?= organisms
 RESULTS ?= runs
+JOBS ?=
 READY := $(VENV)/.kvprobe-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce-section-3 test test-slow lint types check organisms clean
+.PHONY: help install reproduce-section-3 report test test-slow lint types check organisms clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -22,7 +23,11 @@ $(READY): pyproject.toml constraints.txt
 install: $(READY) ## set up .venv with kvprobe and its tools
 
 reproduce-section-3: $(READY) ## section 3 of the paper on four model families: figure and verdict table
-	$(BIN)/kvprobe run experiments/section3 --models $(MODELS) --profile $(PROFILE) --results $(RESULTS)
+	$(BIN)/kvprobe run experiments/section3 --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
+	  $(if $(JOBS),--jobs $(JOBS))
+
+report: $(READY) ## draw figures and write summaries of finished runs again
+	$(BIN)/kvprobe report $(RESULTS)
 
 test: $(READY) ## the test suite, warnings as errors
 	$(BIN)/python -m pytest -q

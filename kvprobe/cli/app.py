@@ -60,12 +60,17 @@ def main() -> None:
     app()
 
 
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
+def quieten() -> None:
+    """Let libraries say errors only, in this process."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     for library in ("transformers", "transformer_lens", "sae_lens", "huggingface_hub", "matplotlib"):
         logging.getLogger(library).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        quieten()
         yield

@@ -1,17 +1,17 @@
-"""The live line of a run: what is measured, how far it is, how long it will take."""
+"""The live line of one experiment or of many: what is measured, how far it is, how long it will take."""
 
 from __future__ import annotations
 
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from kvprobe.runs import events
 
 
 class LiveRun:
-    """A listener of one run that draws on `console`; where that is no terminal, one line a model is all."""
+    """A listener that draws on `console`; where that is no terminal, one line a model, or an experiment, is all."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -19,6 +19,7 @@ class LiveRun:
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
+            TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
@@ -26,6 +27,7 @@ class LiveRun:
         )
         self._task = self._bar.add_task("starting", total=1.0, left="")
         self._models: dict[str, str] = {}
+        self._section: events.SectionStarted | None = None
         self.folder = ""
 
     def __enter__(self) -> LiveRun:
@@ -40,6 +42,39 @@ class LiveRun:
     def __call__(self, event: events.Event) -> None:
         """Take in an event of the run."""
         match event:
+            case events.SectionStarted():
+                self._begin(event)
+            case events.ExperimentFinished():
+                self._experiment(event)
+            case events.Progress():
+                self._bar.update(self._task, completed=event.fraction, left=time_left(event.seconds_left))
+            case events.CellFailed():
+                self._console.print(f"{event.model}, block {event.block}: {event.message}", style="red")
+            case events.Warned():
+                self._console.print(event.message, style="yellow")
+            case _ if self._section is None:
+                self._one_run(event)
+
+    def _begin(self, event: events.SectionStarted) -> None:
+        if event.experiments == 1:
+            return
+        self._section = event
+        at_once = f", {event.jobs} models at a time" if event.jobs > 1 else ""
+        self._console.print(f"[bold]{event.section}[/]: {event.experiments} experiments{at_once}")
+        self._describe(f"{event.section}: 0 of {event.experiments} experiments")
+
+    def _experiment(self, event: events.ExperimentFinished) -> None:
+        if self._section is None:
+            return
+        count = f"{event.number} of {event.experiments}"
+        if event.failure:
+            self._console.print(f"{count}  {event.experiment} failed: {event.failure}", style="bold red")
+        else:
+            self._console.print(f"{count}  {event.experiment}, {event.seconds:.0f} s", highlight=False)
+        self._describe(f"{self._section.section}: {count} experiments")
+
+    def _one_run(self, event: events.Event) -> None:
+        match event:
             case events.RunStarted():
                 self.folder = event.folder
                 self._console.print(f"[bold]{event.experiment}[/]: {event.models} models, {event.pairs} pairs each")
@@ -50,14 +85,8 @@ class LiveRun:
                 self._describe(self._models[event.model])
                 if event.finished:
                     self._console.print(f"{event.model}: {event.finished} of {event.cells} cells were there.")
-            case events.Progress():
-                self._bar.update(self._task, completed=event.fraction, left=time_left(event.seconds_left))
             case events.ModelFinished():
-                self._console.print(f"{self._models[event.model]}: {event.status}", highlight=False)
-            case events.CellFailed():
-                self._console.print(f"{event.model}, block {event.block}: {event.message}", style="red")
-            case events.Warned():
-                self._console.print(event.message, style="yellow")
+                self._console.print(f"{self._models.get(event.model, event.model)}: {event.status}", highlight=False)
 
     def _describe(self, what: str) -> None:
         self._bar.update(self._task, description=what)

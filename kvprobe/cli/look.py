@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from kvprobe.cli.app import app
+from kvprobe.cli.app import FAILED, app
 from kvprobe.cli.experiments import experiment_files, known_experiments
-from kvprobe.cli.run import RESULTS, ResultsOption
+from kvprobe.cli.run import RESULTS, ResultsOption, tell_failure
 from kvprobe.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -109,22 +109,35 @@ def explain(
 def report(
     results_dir: Annotated[Path, typer.Argument(help="Folder of results, or of one run.")] = RESULTS,
 ) -> None:
-    """Draw the figures and write the summaries of finished runs, the newest of each experiment."""
+    """Draw the figures and write the summaries of finished runs, the newest of each experiment, and of sections."""
+    from kvprobe.report.section import Reports, write_section
     from kvprobe.report.write import write_index, write_report
     from kvprobe.runs import find_runs, load_result
     from kvprobe.runs.results import SUMMARY
+    from kvprobe.runs.section import sections_of
 
     newest = {folder.parent.name: folder for folder in find_runs(results_dir)}
     folders = [results_dir] if (results_dir / SUMMARY).is_file() else list(newest.values())
     if not folders:
         raise StoreError(f"{results_dir} holds no finished run; run an experiment first, or give another folder.")
     found = [load_result(folder) for folder in folders]
+    if folders == [results_dir]:
+        one = write_report(found[0])
+        typer.echo("\n".join(map(str, (*one.figures, one.summary))))
+        return
+    reports = Reports()
     for result in found:
-        for file in (written := write_report(result)).figures:
-            typer.echo(file)
-        typer.echo(written.summary)
-    if folders != [results_dir]:
-        typer.echo(write_index(found, results_dir))
+        reports(result)
+    typer.echo("\n".join(map(str, reports.summaries)))
+    for section in sections_of(found):
+        written = write_section(section, results_dir)
+        typer.echo("\n".join(map(str, (*written.figures, written.summary))))
+        reports.failures += written.failures
+    typer.echo(write_index(found, results_dir))
+    for failure in reports.failures:
+        tell_failure(failure, named=True)
+    if reports.failures:
+        raise typer.Exit(FAILED)
 
 
 def _show_result(result: RunResult, *, effects: bool) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from kvprobe.cli.app import FAILED, INTERRUPTED, app
+from kvprobe.cli.app import FAILED, INTERRUPTED, app, quieten
 from kvprobe.cli.experiments import experiment_files
 
 if TYPE_CHECKING:
-    from kvprobe.runs import ExperimentConfig, RunResult
+    from kvprobe.runs import ExperimentConfig, SectionResult
+    from kvprobe.runs.processes import Failure
 
 RESULTS = Path("runs")
+_SOME_FAILED = "Error: some of the work failed, as told above; what was measured is kept."
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all results.")]
 
 
@@ -26,10 +28,14 @@ def run(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Size: full, or a profile of the file (quick).")] = None,
     results: ResultsOption = RESULTS,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Models measured at the same time. [default: as many as cores and memory allow]"),
+    ] = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells of work and measure nothing.")] = False,
 ) -> None:
-    """Run experiments, or what is left of them, and judge their claims."""
+    """Run experiments, or what is left of them, and judge their claims; of several, all together."""
     from kvprobe.models.catalogue import model_config
     from kvprobe.runs import load_config
 
@@ -41,40 +47,80 @@ def run(
         for config in configs:
             _show_cells(config)
         return
-    failed = [_run_one(config, results).failed for config in configs]
-    if any(failed):
-        typer.echo("Error: some of the work failed, as told above; what was measured is kept.", err=True)
+    failed = _run_one(configs[0], results, jobs) if len(configs) == 1 else _run_several(configs, results, jobs)
+    if failed:
         raise typer.Exit(FAILED)
 
 
-def _run_one(config: ExperimentConfig, results: Path) -> RunResult:
-    from kvprobe.cli.live import LiveRun
+def _run_one(config: ExperimentConfig, results: Path, jobs: int | None) -> bool:
+    """Run an experiment, show its verdicts and write its report. Returns whether something failed."""
     from kvprobe.report.tables import model_lines, verdict_tables
     from kvprobe.report.write import write_report
-    from kvprobe.runs import run_experiment
 
+    section = _run([config], results, jobs)
+    for failure in section.failures:
+        tell_failure(failure)
     console = Console(highlight=False)
+    for result in section.results:
+        console.print(verdict_tables(result, console.width))
+        console.print(model_lines(result))
+        report = write_report(result)
+        console.print(f"\nFigure: {report.figures[0]}\nReport: {report.summary}", soft_wrap=True)
+        if result.failed:
+            typer.echo(_SOME_FAILED, err=True)
+    return section.failed
+
+
+def _run_several(configs: list[ExperimentConfig], results: Path, jobs: int | None) -> bool:
+    """Run experiments, show all verdicts in one table and draw one figure. Returns whether something failed."""
+    from kvprobe.report.section import Reports, write_section
+    from kvprobe.report.section_tables import section_table
+
+    reports = Reports()
+    section = _run(configs, results, jobs, on_result=reports)
+    console = Console(highlight=False)
+    console.print(section_table(section, console.width))
+    written = write_section(section, results)
+    figures = "".join(f"\nFigure: {file}" for file in written.figures[:1])
+    console.print(f"{figures}\nReport: {written.summary}", soft_wrap=True)
+    failures = (*section.failures, *reports.failures, *written.failures)
+    for failure in failures:
+        tell_failure(failure, named=True)
+    if failures or section.failed:
+        typer.echo(_SOME_FAILED, err=True)
+    return bool(failures) or section.failed
+
+
+def _run(configs: list[ExperimentConfig], results: Path, jobs: int | None, **listeners: Any) -> SectionResult:
+    from kvprobe.cli.live import LiveRun
+    from kvprobe.runs import run_section
+
     with LiveRun(Console(stderr=True)) as live:
         try:
-            result = run_experiment(config, results_dir=results, on_event=live)
+            return run_section(
+                configs, results_dir=results, jobs=jobs, on_event=live, start_worker=quieten, **listeners
+            )
         except KeyboardInterrupt:
             kept = f"what is finished is kept in {live.folder or results}, and the same command goes on from there"
             typer.echo(f"Interrupted; {kept}.", err=True)
             raise typer.Exit(INTERRUPTED) from None
-    console.print(verdict_tables(result, console.width))
-    console.print(model_lines(result))
-    report = write_report(result)
-    console.print(f"\nFigure: {report.figures[0]}\nReport: {report.summary}", soft_wrap=True)
-    return result
+
+
+def tell_failure(failure: Failure, *, named: bool = False) -> None:
+    """Say on stderr why an experiment failed, with the traceback of a bug."""
+    if failure.details:
+        typer.echo(failure.details, err=True)
+    name = f"{failure.experiment}: " if named else ""
+    typer.echo(f"Error: {name}{failure.message}", err=True)
 
 
 def _show_cells(config: ExperimentConfig) -> None:
     from kvprobe.report.tables import plain_table, short
-    from kvprobe.runs.preparation import make_probe, make_task, prompt_pairs
+    from kvprobe.runs.preparation import block_size, make_probe, make_task, prompt_pairs
 
-    make_probe(config)
     pairs = len(prompt_pairs(make_task(config), config))
-    cells = -(-pairs // config.block_size)
-    rows = [(short(name), str(pairs), str(config.block_size), str(cells)) for name in config.models]
+    size = block_size(make_probe(config), config, pairs)
+    cells = -(-pairs // size)
+    rows = [(short(name), str(pairs), str(size), str(cells)) for name in config.models]
     title = f"{config.name} ({config.hash[:12]}): {cells * len(rows)} cells"
     Console(highlight=False).print(plain_table(title, ("model", "pairs", "pairs a cell", "cells"), rows))

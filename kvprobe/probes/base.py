@@ -15,6 +15,7 @@ from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from kvprobe.models.subject import Subject
@@ -61,13 +62,15 @@ class Panel:
 
 
 class Probe(ABC):
-    """Base of all probes: validated parameters, `measure`, `summarise` and `plot`.
+    """Base of all probes: validated parameters, `measure`, `summarise`, `plot` and `plot_main`.
 
     A probe knows nothing of experiments, claims or files. Its `paper` says which of its effects the paper
-    gives a value for.
+    gives a value for. One that selects or trains across skeletons sets `needs_all_pairs`: it is given all pairs
+    of a model in one call of `measure`, where others may be given them block by block.
     """
 
     name: ClassVar[str]
+    needs_all_pairs: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, PaperEntry]] = {}
     Parameters: ClassVar[type[Parameters]] = Parameters
     parameters: Any
@@ -91,3 +94,14 @@ class Probe(ABC):
     @abstractmethod
     def plot(self, panels: Sequence[Panel]) -> Figure:
         """One figure over all models."""
+
+    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:  # noqa: B027
+        """Draw the main result of all models into one axes of the section's figure.
+
+        By default there is none, and a probe that does not define it gets no axes there (`has_main_plot`).
+        """
+
+    @classmethod
+    def has_main_plot(cls) -> bool:
+        """Whether the probe defines `plot_main`."""
+        return cls.plot_main is not Probe.plot_main

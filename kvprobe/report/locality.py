@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from kvprobe.probes.base import Panel
+from kvprobe.report.doses import levels
 from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, panel_grid, styled
+from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,9 +48,16 @@ def draw_locality(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
+def locality_panel(axes: Axes, panels: Sequence[Panel]) -> None:
+    """Recovery by transplanted entries, all models side by side."""
+    levels(axes, 0.0, 1.0)
+    draw_by_model(axes, panels, {name: label for name, (label, _) in _EFFECTS.items()})
+    axes.set_ylabel("recovery")
+    axes.set_title("The effect sits after the field")
+
+
 def _draw_recovery(axes: Axes, panel: Panel) -> None:
-    for level in (0.0, 1.0):
-        axes.axhline(level, color=COLORS["ink"], lw=0.8, ls=(0, (4, 3)), zorder=1)
+    levels(axes, 0.0, 1.0)
     draw_effects(axes, panel, _EFFECTS, {name: _by_skeleton(panel.rows, name) for name in _EFFECTS})
 
 

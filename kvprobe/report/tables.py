@@ -14,7 +14,7 @@ from kvprobe.runs.claims import Outcome, Verdict
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.stats import Effect
 
-_STYLES = {
+STYLES = {
     Outcome.REPRODUCED: ("✓", "green"),
     Outcome.CONTRADICTED: ("✗", "bold red"),
     Outcome.INCONCLUSIVE: ("?", "yellow"),
@@ -93,7 +93,7 @@ def verdict_tables(result: RunResult, width: int = 80) -> Group:
         table = _table(title, zip(_COLUMNS, widths, strict=True))
         for line in of_claim:
             *plain, verdict = _cells(line)
-            table.add_row(*plain, Text(verdict, _STYLES[line.outcome][1]))
+            table.add_row(*plain, Text(verdict, STYLES[line.outcome][1]))
         tables.append(table)
     return Group(*tables, Text(_KEY, "dim"))
 
@@ -144,7 +144,7 @@ def verdict_markdown(result: RunResult) -> str:
 
 
 def _cells(line: VerdictLine) -> tuple[str, ...]:
-    return line.model, line.paper, line.ours, line.counts, f"{_STYLES[line.outcome][0]} {line.outcome}"
+    return line.model, line.paper, line.ours, line.counts, f"{STYLES[line.outcome][0]} {line.outcome}"
 
 
 def _table(title: Text, columns: Iterable[tuple[str, int | None]]) -> Table:

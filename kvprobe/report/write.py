@@ -36,7 +36,7 @@ def write_report(result: RunResult) -> Report:
     """
     figure = make_probe(result.config).plot(panels(result))
     figures = save_figure(figure, result.folder / result.config.name, figure_metadata(result))
-    summary = _write(result.folder / SUMMARY_FILE, summary_markdown(result))
+    summary = write_text(result.folder / SUMMARY_FILE, summary_markdown(result))
     return Report(tuple(figures), summary)
 
 
@@ -99,7 +99,7 @@ def write_index(results: Sequence[RunResult], folder: Path) -> Path:
         link = (result.folder / SUMMARY_FILE).relative_to(folder)
         picture = f"![{result.config.name}]({link.parent}/{result.config.name}.png)"
         parts += [f"## [{result.config.name}]({link})", result.config.question, picture, verdict_markdown(result)]
-    return _write(folder / SUMMARY_FILE, "\n\n".join(part for part in parts if part) + "\n")
+    return write_text(folder / SUMMARY_FILE, "\n\n".join(part for part in parts if part) + "\n")
 
 
 def _identity(identity: dict[str, object]) -> str:
@@ -109,7 +109,12 @@ def _identity(identity: dict[str, object]) -> str:
     return f"{identity.get('architecture')}, weights {weights}, {identity.get('dtype')}, {identity.get('attention')}"
 
 
-def _write(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str) -> Path:
+    """Write a file of a report.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     try:
         return write_atomically(path, text.encode())
     except OSError as error:

@@ -5,6 +5,7 @@ from kvprobe.runs.config import ExperimentConfig, load_config
 from kvprobe.runs.executors import Cell, Executor, InProcessExecutor
 from kvprobe.runs.results import ModelResult, RunResult, Status, find_runs, load_result
 from kvprobe.runs.runner import run_experiment
+from kvprobe.runs.section import SectionResult, run_section
 
 __all__ = [
     "Cell",
@@ -15,10 +16,12 @@ __all__ = [
     "ModelResult",
     "Outcome",
     "RunResult",
+    "SectionResult",
     "Status",
     "Verdict",
     "find_runs",
     "load_config",
     "load_result",
     "run_experiment",
+    "run_section",
 ]

@@ -153,7 +153,8 @@ class Verdict:
         effect: what it was read from; `None` when nothing was measured.
         p_value: two-sided, of the boundary nearest to the estimate, where the effect carries a standard error.
         p_benjamini_hochberg: adjusted within the experiment.
-        p_holm: adjusted within the experiment's headline claims.
+        p_holm: adjusted within the headline claims, of the experiment or, in a section's registry, of the section.
+        level: error rate that an adjusted p is held against.
     """
 
     claim: str
@@ -168,6 +169,18 @@ class Verdict:
     p_value: float | None = None
     p_benjamini_hochberg: float | None = None
     p_holm: float | None = None
+    level: float = 0.05
+
+    @property
+    def p_adjusted(self) -> float | None:
+        """Holm's for a headline claim, Benjamini and Hochberg's for any other; `None` where nothing was tested."""
+        return self.p_holm if self.headline else self.p_benjamini_hochberg
+
+    @property
+    def survives(self) -> bool:
+        """Whether the adjusted p still supports what the interval alone decides; true where neither decides."""
+        decided = self.outcome in (Outcome.REPRODUCED, Outcome.CONTRADICTED)
+        return not decided or self.p_adjusted is None or self.p_adjusted <= self.level
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -203,6 +216,7 @@ def judge(claim: Claim, model: str, effects: Sequence[Effect]) -> Verdict:
         paper_value=_paper_value(claim, model),
         headline=claim.headline,
         p_value=_p_value(statement, effect),
+        level=round(1 - effect.confidence, 9),
     )
 
 
@@ -220,20 +234,26 @@ def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
     )
 
 
-def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts with their p values adjusted: Benjamini-Hochberg over all, Holm over the headlines."""
+def adjust(verdicts: Sequence[Verdict], false_discovery_rate: float = 0.05) -> list[Verdict]:
+    """The verdicts of one experiment with p values adjusted: Benjamini-Hochberg over all, Holm over the headlines.
+
+    `false_discovery_rate` is what the former are held against; the latter against 1 - confidence.
+    """
     adjusted = list(verdicts)
-    tested = [i for i, verdict in enumerate(adjusted) if verdict.p_value is not None]
-    headlines = [i for i in tested if adjusted[i].headline]
-    for i, p in zip(tested, adjust_benjamini_hochberg([_p(adjusted[i]) for i in tested]), strict=True):
-        adjusted[i] = replace(adjusted[i], p_benjamini_hochberg=p)
-    for i, p in zip(headlines, adjust_holm([_p(adjusted[i]) for i in headlines]), strict=True):
+    tested = {i: verdict.p_value for i, verdict in enumerate(adjusted) if verdict.p_value is not None}
+    for i, p in zip(tested, adjust_benjamini_hochberg(list(tested.values())), strict=True):
+        level = adjusted[i].level if adjusted[i].headline else false_discovery_rate
+        adjusted[i] = replace(adjusted[i], p_benjamini_hochberg=p, level=level)
+    return adjust_headlines(adjusted)
+
+
+def adjust_headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts, of one experiment or of several, with Holm's p over those on headline claims."""
+    adjusted = list(verdicts)
+    tested = {i: v.p_value for i, v in enumerate(adjusted) if v.headline and v.p_value is not None}
+    for i, p in zip(tested, adjust_holm(list(tested.values())), strict=True):
         adjusted[i] = replace(adjusted[i], p_holm=p)
     return adjusted
-
-
-def _p(verdict: Verdict) -> float:
-    return 1.0 if verdict.p_value is None else verdict.p_value
 
 
 def _paper_value(claim: Claim, model: str) -> float | None:
@@ -265,10 +285,23 @@ def _outcome(statement: Statement, effect: Effect) -> tuple[Outcome, str]:
 
 def _p_value(statement: Statement, effect: Effect) -> float | None:
     """Two-sided p of the boundary nearest to the estimate, since a verdict may fall to either side of it."""
-    error, freedom = effect.extra.get("standard_error"), effect.extra.get("degrees_of_freedom")
     value = abs(effect.estimate) if statement.absolute else effect.estimate
-    distances = [abs(value - end) for end in (statement.lower, statement.upper) if math.isfinite(end)]
-    bounded = math.isfinite(effect.low) and math.isfinite(effect.high)
-    if effect.is_range or not bounded or not error or not freedom or not distances:
+    boundaries = [end for end in (statement.lower, statement.upper) if math.isfinite(end)]
+    if effect.is_range or not boundaries:
         return None
-    return min(1.0, 2 * float(stats.t.sf(min(distances) / error, freedom)))
+    boundary = min(boundaries, key=lambda end: abs(value - end))
+    if effect.method == "wilson":
+        return _score_p(value, boundary, effect.extra["effective_n"])
+    error, freedom = effect.extra.get("standard_error"), effect.extra.get("degrees_of_freedom")
+    bounded = math.isfinite(effect.low) and math.isfinite(effect.high)
+    if not bounded or not error or not freedom:
+        return None
+    return min(1.0, 2 * float(stats.t.sf(abs(value - boundary) / error, freedom)))
+
+
+def _score_p(share: float, boundary: float, size: float) -> float | None:
+    """Of the score test that Wilson's interval inverts; there is none of a share that nothing or all must have."""
+    if not 0 < boundary < 1:
+        return None
+    error = math.sqrt(boundary * (1 - boundary) / size)
+    return min(1.0, 2 * float(stats.norm.sf(abs(share - boundary) / error)))

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Event:
     """Base of all events."""
+
+
+@dataclass(frozen=True)
+class SectionStarted(Event):
+    """`experiments` experiments begin, their models in `jobs` processes; `section` is what they are called together."""
+
+    section: str
+    experiments: int
+    jobs: int
 
 
 @dataclass(frozen=True)
@@ -45,11 +54,20 @@ class ModelReady(Event):
 
 
 @dataclass(frozen=True)
+class CellAdvanced(Event):
+    """`part` of a cell (0 to 1) is measured; `Tracker` makes a `Progress` of it."""
+
+    model: str
+    block: int
+    part: float
+
+
+@dataclass(frozen=True)
 class Progress(Event):
     """Work moved on.
 
     Args:
-        fraction: of the whole run, 0 to 1.
+        fraction: of the whole, 0 to 1.
         seconds_left: estimated from this run's own pace; `None` until something was measured.
     """
 
@@ -111,6 +129,22 @@ class RunFinished(Event):
     seconds: float
 
 
+@dataclass(frozen=True)
+class ExperimentFinished(Event):
+    """One of several experiments is over, the `number`-th of `experiments`.
+
+    Args:
+        seconds: its models took, added up.
+        failure: the one sentence why it has no result; empty when it has one.
+    """
+
+    experiment: str
+    number: int
+    experiments: int
+    seconds: float
+    failure: str = ""
+
+
 Listener = Callable[[Event], None]
 
 
@@ -118,45 +152,83 @@ def ignore(event: Event) -> None:
     """The listener of who does not watch."""
 
 
-@dataclass
 class Pace:
-    """How far a run is and how long it will take.
+    """How far the work is and how long it will take.
 
-    Cells found in the store count as done but not as work, so that a resumed run's estimate is its own.
+    What is found in the store counts as done but not as work, so that a resumed run's estimate is its own.
+
+    Args:
+        total: all the work, in any unit.
+        clock: in seconds.
     """
 
-    total: float
-    clock: Callable[[], float] = time.monotonic
-    done: float = 0.0
-    worked: float = 0.0
-    busy: float = 0.0
-    _since: float | None = field(default=None)
+    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.done = self.worked = 0.0
+        self._clock = clock
+        self._began = clock()
 
-    def skip(self, cells: float) -> None:
-        """`cells` cells need no work."""
-        self.done += cells
+    def skip(self, amount: float) -> None:
+        """`amount` needs no work."""
+        self.done += amount
 
-    def begin(self) -> None:
-        """A cell begins."""
-        self._since = self.clock()
-
-    def end(self, cells: float = 1.0) -> float:
-        """The cell that began is over. Returns its seconds."""
-        seconds = self.clock() - self._since if self._since is not None else 0.0
-        self._since = None
-        self.done += cells
-        self.worked += cells
-        self.busy += seconds
-        return seconds
+    def work(self, amount: float) -> None:
+        """`amount` was worked off."""
+        self.done += amount
+        self.worked += amount
 
     def fraction(self, part: float = 0.0) -> float:
-        """Share of the run that is done when `part` of the present cell is."""
+        """Share of the whole that is done when `part` of the present work is too."""
         return min(1.0, (self.done + part) / self.total) if self.total else 1.0
 
     def seconds_left(self, part: float = 0.0) -> float | None:
-        """Estimated seconds to the end when `part` of the present cell is done."""
-        busy = self.busy + (self.clock() - self._since if self._since is not None else 0.0)
+        """Estimated seconds to the end when `part` of the present work is done too."""
         worked = self.worked + part
         if worked <= 0:
             return None
-        return busy / worked * max(0.0, self.total - self.done - part)
+        return (self._clock() - self._began) / worked * max(0.0, self.total - self.done - part)
+
+
+class Tracker:
+    """Hands all events on and adds how far the whole is; each model of each experiment is one unit of work.
+
+    Args:
+        models: of all experiments; one that is in several counts in each.
+        listener: who is told.
+    """
+
+    def __init__(self, models: int, listener: Listener) -> None:
+        self.finished = 0
+        self._pace = Pace(models)
+        self._listener = listener
+        self._cells, self._after = 1, 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event; those of one model come together."""
+        match event:
+            case CellAdvanced():
+                self._tell(event.model, event.block, event.part / self._cells)
+                return
+            case ModelStarted():
+                self._after = self._pace.done + 1.0
+            case ModelReady():
+                self._cells = max(1, event.cells)
+                self.finished += event.finished
+                self._pace.skip(event.finished / self._cells)
+            case CellFinished():
+                self.finished += 1
+                self._pace.work(1 / self._cells)
+            case CellFailed():
+                self._pace.work(1 / self._cells)
+            case ModelFinished():
+                # Nothing is left to do of a model that failed, nor of one without cells.
+                self._pace.done = max(self._pace.done, self._after)
+        self._listener(event)
+        match event:
+            case CellFinished() | CellFailed():
+                self._tell(event.model, event.block)
+            case ModelFinished():
+                self._tell(event.model, 0)
+
+    def _tell(self, model: str, block: int, part: float = 0.0) -> None:
+        self._listener(Progress(model, block, self._pace.fraction(part), self._pace.seconds_left(part)))

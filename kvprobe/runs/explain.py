@@ -125,6 +125,9 @@ def _folder_of(path: Path, results_dir: Path) -> Path | None:
         if path.is_file():
             raise StoreError(f"{path} is not one of kvprobe's figures; give one that a run has made.")
         return None
+    if "," in named:
+        runs = ", ".join(run.partition("/")[0].strip() for run in named.split(","))
+        raise StoreError(f"{path} shows several runs; explain one of them: {runs}.")
     experiment, _, run_hash = named.partition("/")
     folder = results_dir / experiment / run_hash[:SHORT_HASH]
     if not (folder / SUMMARY).exists():

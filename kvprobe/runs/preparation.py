@@ -41,6 +41,30 @@ class Preparation:
     first_misfit: str
 
 
+@dataclass(frozen=True)
+class Plan:
+    """An experiment made ready: its probe, validated, and its prompt pairs, before any model."""
+
+    config: ExperimentConfig
+    probe: Probe
+    pairs: tuple[PromptPair, ...]
+
+    @property
+    def cells(self) -> int:
+        """Cells of one model, when all pairs align."""
+        return -(-len(self.pairs) // block_size(self.probe, self.config, len(self.pairs)))
+
+
+def make_plan(config: ExperimentConfig) -> Plan:
+    """The experiment made ready.
+
+    Raises:
+        UnknownNameError: of the probe or the task, with the nearest names.
+        ConfigError: a parameter is wrong, or the task makes no pairs.
+    """
+    return Plan(config, make_probe(config), tuple(prompt_pairs(make_task(config), config)))
+
+
 def make_probe(config: ExperimentConfig) -> Probe:
     """The experiment's probe with validated parameters.
 
@@ -120,6 +144,11 @@ def _chat_arguments(name: str, config: ExperimentConfig) -> dict[str, Any] | Non
     return config.chat_arguments
 
 
+def block_size(probe: Probe, config: ExperimentConfig, pairs: int) -> int:
+    """Pairs in one cell: as the experiment says, or all of a model's where the probe must see them together."""
+    return max(1, pairs) if probe.needs_all_pairs else config.block_size
+
+
 def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) -> list[Cell]:
     """The model's blocks of pairs, each with its key."""
     # Where the weights lie on this machine does not change what they compute; their hash is in the identity.
@@ -134,8 +163,9 @@ def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) ->
         "packages": provenance.package_versions(),
     }
     cells = []
-    for block, first in enumerate(range(0, len(prepared.pairs), config.block_size)):
-        pairs = prepared.pairs[first : first + config.block_size]
+    size = block_size(probe, config, len(prepared.pairs))
+    for block, first in enumerate(range(0, len(prepared.pairs), size)):
+        pairs = prepared.pairs[first : first + size]
         content = {**common, "first": first, "pairs": [provenance.pair_record(pair) for pair in pairs]}
         cells.append(Cell(prepared.name, block, first, pairs, provenance.cell_key(content)))
     return cells

@@ -42,6 +42,7 @@ def pair_record(pair: Pair) -> dict[str, Any]:
     return {
         "base": pair.base.token_hash,
         "donor": pair.donor.token_hash,
+        "variants": {name: variant.token_hash for name, variant in pair.variants.items()},
         "field": [pair.field.start, pair.field.end],
         "answers": [pair.base_answer_id, pair.donor_answer_id],
         "scenario": _plain(dataclasses.asdict(pair.scenario)),

@@ -35,9 +35,9 @@ class MadeLocality(Locality):
 
 def finished_run(results: Path, monkeypatch) -> RunResult:  # type: ignore[no-untyped-def]
     """A run of two fake models, `red` measured and `broken` not to be loaded."""
-    from kvprobe.runs import runner
+    from kvprobe.runs import preparation
 
-    monkeypatch.setattr(runner, "make_probe", lambda config: MadeLocality())
+    monkeypatch.setattr(preparation, "make_probe", lambda config: MadeLocality())
     config = ExperimentConfig.model_validate(
         {
             "name": "locality",

@@ -91,6 +91,7 @@ class FakeProbe:
     """Measures hashes: recovery 0.05 of the field alone, 0.95 of all after it."""
 
     name = "fake"
+    needs_all_pairs = False
 
     class Parameters(BaseModel):
         """Of the fake."""
@@ -142,7 +143,7 @@ def main() -> None:
     results, seconds = sys.argv[1], float(sys.argv[2])
     probe = FakeProbe()
     probe.before = lambda subject, pairs: time.sleep(seconds)
-    runner.make_probe = lambda config: probe  # type: ignore[assignment]
+    preparation.make_probe = lambda config: probe  # type: ignore[assignment]
     # The tree under test may be edited while the tests run, and loading torch takes seconds.
     provenance.source_hash = lambda: "source"  # type: ignore[assignment]
     provenance.code_version = lambda: {"version": "0", "commit": "c", "dirty": False}  # type: ignore[assignment]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from report_fakes import finished_run
+from section_fakes import experiment
 from typer.testing import CliRunner, Result
 
 from kvprobe.cli import look, models, organisms, run
 from kvprobe.cli.app import app
 from kvprobe.cli.live import LiveRun, time_left
-from kvprobe.runs import events
+from kvprobe.runs import SectionResult, events
 
 COMMANDS = [
     ["run"],
@@ -67,7 +68,7 @@ def test_help_loads_nothing_heavy() -> None:
     ("arguments", "sentence"),
     [
         (["run", "nowhere.yaml"], "There is no experiment file nowhere.yaml"),
-        (["run", "localty"], "There is no experiment named 'localty'; did you mean 'locality'?"),
+        (["run", "localty"], "There is no experiment named 'localty'; did you mean 'locality'"),
         (["run", EXPERIMENT, "--profile", "huge"], "there is no profile 'huge'; known: full, quick."),
         (["run", EXPERIMENT, "--models", "smollm2-135", "--dry-run"], "did you mean 'smollm2-135m'"),
         (["models", "card", "gemma3-270"], "did you mean 'gemma3-270m'"),
@@ -99,7 +100,7 @@ def test_ctrl_c_exits_with_130_and_says_what_is_kept(tmp_path: Path, monkeypatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvprobe.runs.run_experiment", interrupted)
+    monkeypatch.setattr("kvprobe.runs.run_section", interrupted)
     result = call("run", EXPERIMENT, "--models", "qwen3-8b", "--results", str(tmp_path))
     assert result.exit_code == 130
     assert "is kept in" in result.stderr
@@ -139,6 +140,17 @@ def test_a_dry_run_shows_the_cells_and_measures_nothing(tmp_path: Path) -> None:
     assert not results.exists()
 
 
+def test_a_dry_run_shows_one_cell_a_model_where_a_probe_needs_all_pairs(tmp_path: Path) -> None:
+    together = experiment("together", probe="test_together", models=["qwen3-8b", "gemma-2-9b-it"])
+    file = tmp_path / "together.yaml"
+    file.write_text(together.to_yaml())
+    result = call("run", str(file), "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "2 cells" in result.output
+    row = next(line for line in result.output.splitlines() if "qwen3-8b" in line)
+    assert row.split() == ["qwen3-8b", "12", "12", "1"]
+
+
 def test_looking_at_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = finished_run(tmp_path, monkeypatch)
     for target in ("locality", str(finished.folder)):
@@ -159,7 +171,7 @@ def test_a_run_with_a_failed_model_exits_with_1_and_still_shows_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = finished_run(tmp_path, monkeypatch)
-    monkeypatch.setattr("kvprobe.runs.run_experiment", lambda *_, **__: finished)
+    monkeypatch.setattr("kvprobe.runs.run_section", lambda *_, **__: SectionResult("section3", (finished,)))
     result = call("run", EXPERIMENT, "--models", "qwen3-8b", "--results", str(tmp_path))
     assert result.exit_code == 1
     assert "reproduced" in result.stdout
@@ -193,6 +205,27 @@ def test_the_live_line_takes_every_event() -> None:
     assert live.folder == "there"
     for text in ("It broke.", "A cell was damaged.", "m (1 of 1): failed", "1 of 2 cells"):
         assert text in out.getvalue()
+
+
+def test_the_live_line_of_a_section_counts_experiments() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    out = StringIO()
+    with LiveRun(Console(file=out, width=120, force_terminal=True, color_system=None)) as live:
+        live(events.SectionStarted("section3", 2, 2))
+        live(events.RunStarted("first", "h", "there", 1, 2, 2))
+        live(events.ModelStarted("m", 1, 1))
+        live(events.ModelFinished("m", "measured", "why"))
+        live(events.Progress("m", 0, 0.5, 65.0))
+        live(events.ExperimentFinished("first", 1, 2, 3.2))
+        live(events.ExperimentFinished("second", 2, 2, 0.0, "It broke."))
+    for text in ("2 experiments, 2 models at a time", "1 of 2  first, 3 s", "2 of 2  second failed: It broke."):
+        assert text in out.getvalue()
+    # One line an experiment; its models are told in the table at the end.
+    assert "m (1 of 1)" not in out.getvalue()
+    assert not live.folder
 
 
 def test_results_go_to_a_folder_git_ignores() -> None:

@@ -12,7 +12,7 @@ import yaml
 from runs_fakes import FakeProbe, config, load_subject
 
 from kvprobe.errors import StoreError, UnknownNameError
-from kvprobe.runs import load_config, provenance, run_experiment, runner
+from kvprobe.runs import load_config, preparation, provenance, run_experiment
 from kvprobe.runs.explain import explain, figure_metadata
 from kvprobe.runs.results import RunResult, find_runs
 
@@ -24,7 +24,7 @@ PROFILES = {"quick": {"task": {"size": 12}}}
 @pytest.fixture
 def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunResult:
     monkeypatch.setattr(provenance, "source_hash", lambda: "source")
-    monkeypatch.setattr(runner, "make_probe", lambda config: FakeProbe())
+    monkeypatch.setattr(preparation, "make_probe", lambda config: FakeProbe())
     source = tmp_path / "fake.yaml"
     source.write_text(yaml.safe_dump({**runs_fakes.CONFIG, "models": MODELS, "profiles": PROFILES}))
     loaded = load_config(source, profile="quick")

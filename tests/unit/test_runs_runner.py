@@ -25,7 +25,7 @@ from kvprobe.errors import (
     StoreError,
     UnknownNameError,
 )
-from kvprobe.runs import events, load_result, provenance, run_experiment, runner
+from kvprobe.runs import events, load_result, preparation, provenance, run_experiment, runner
 from kvprobe.runs.claims import Outcome
 from kvprobe.runs.events import Pace
 from kvprobe.runs.executors import InProcessExecutor
@@ -43,7 +43,7 @@ def _fixed_source(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> FakeProbe:
     fake = FakeProbe()
-    monkeypatch.setattr(runner, "make_probe", lambda config: fake)
+    monkeypatch.setattr(preparation, "make_probe", lambda config: fake)
     return fake
 
 
@@ -169,6 +169,43 @@ def test_ctrl_c_keeps_finished_cells_and_goes_on_to_the_same_bytes(
     probe.before = lambda subject, pairs: None
     run(tmp_path / "cut")
     assert len(probe.measured) == whole + 1
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_probe_that_needs_all_pairs_gets_them_in_one_cell(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.needs_all_pairs = True
+    given: list[int] = []
+    probe.before = lambda subject, pairs: given.append(len(pairs))
+    seen: list[events.Event] = []
+    first = run(tmp_path / "one", on_event=seen.append)
+    assert given == [20, 20]
+    assert [len(model.cells) for model in first.models.values()] == [1, 1]
+    assert isinstance(seen[0], events.RunStarted)
+    assert seen[0].cells == 2
+    assert [event.fraction for event in seen if isinstance(event, events.Progress)][-1] == 1.0
+    before = contents(tmp_path / "one")
+    run(tmp_path / "one")
+    assert given == [20, 20]
+    assert contents(tmp_path / "one") == before
+    # The cell holds the same work whatever the block size of the file says.
+    assert run(tmp_path / "two", {"block_size": 5}).models["red"].cells == first.models["red"].cells
+
+
+def test_a_cell_of_all_pairs_that_was_cut_off_is_measured_again(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.needs_all_pairs = True
+    run(tmp_path / "whole")
+
+    def interrupt(subject: Any, pairs: Any) -> None:
+        if subject.name == "blue":
+            raise KeyboardInterrupt
+
+    probe.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut")
+    probe.before = lambda subject, pairs: None
+    probe.measured.clear()
+    run(tmp_path / "cut")
+    assert probe.measured == ["blue"]
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
@@ -313,7 +350,7 @@ def test_an_unaligned_prompt_of_ones_own_is_an_error(tmp_path: Path, probe: Fake
 def test_all_model_names_are_looked_up_before_one_is_loaded(
     tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_default_loader", lambda: load_subject)
+    monkeypatch.setattr(runner, "default_loader", lambda: load_subject)
     models = [str(tmp_path / "absent"), "no such model"]
     with pytest.raises(UnknownNameError, match="no such model"):
         run_experiment(config(models=models), results_dir=tmp_path / "results")
@@ -369,9 +406,9 @@ def test_time_left_is_of_this_runs_own_pace() -> None:
     pace = Pace(total=10, clock=lambda: now[0])
     assert pace.seconds_left() is None
     pace.skip(5)  # found in the store: no work
-    pace.begin()
     now[0] = 3.0
+    assert pace.seconds_left() is None
     assert pace.seconds_left(0.5) == pytest.approx(6.0 * 4.5)
-    assert pace.end() == 3.0
+    pace.work(1)
     assert pace.seconds_left() == pytest.approx(3.0 * 4)
     assert pace.fraction() == pytest.approx(0.6)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runs_fakes import FakeProbe, config, load_subject
 
 from kvprobe.errors import NumericsError, StoreError
-from kvprobe.runs import events, load_result, provenance, run_experiment, runner
+from kvprobe.runs import events, load_result, preparation, provenance, run_experiment
 from kvprobe.runs.results import read_rows
 from kvprobe.runs.store import (
     DamagedCellError,
@@ -97,7 +97,7 @@ def test_a_damaged_cell_is_told_and_measured_again(
 ) -> None:
     monkeypatch.setattr(provenance, "source_hash", lambda: "source")
     probe = FakeProbe()
-    monkeypatch.setattr(runner, "make_probe", lambda config: probe)
+    monkeypatch.setattr(preparation, "make_probe", lambda config: probe)
     seen: list[events.Event] = []
 
     def run() -> Path:

@@ -1,0 +1,48 @@
+"""Several models in one axes, as the panels of a section's figure show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvprobe.probes.base import Panel
+from kvprobe.report.doses import MODEL_COLORS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def color_of(number: int) -> str:
+    """The colour of the `number`-th model, the same in all axes of a figure."""
+    return MODEL_COLORS[number % len(MODEL_COLORS)]
+
+
+def draw_by_model(
+    axes: Axes, panels: Sequence[Panel], labels: Mapping[str, str], limits: tuple[float, float] = (-0.5, 1.5)
+) -> None:
+    """Effects side by side with their intervals, models beside each other in their colours.
+
+    The paper's value, where there is one, is an open diamond of the model's colour.
+
+    Args:
+        axes: to draw on.
+        panels: the models; one that was not measured keeps its place and its colour free.
+        labels: on the axis, by the effect's name.
+        limits: intervals are drawn no further than this, so that an unbounded one does not stretch the axis.
+    """
+    step = 0.7 / max(1, len(panels))
+    for number, panel in enumerate(panels):
+        offset, color = step * (number - (len(panels) - 1) / 2), color_of(number)
+        known = {place + offset: panel.effects[name] for place, name in enumerate(labels) if name in panel.effects}
+        if not known:
+            continue
+        estimates = np.array([effect.estimate for effect in known.values()])
+        low = np.clip([effect.low for effect in known.values()], *limits)
+        high = np.clip([effect.high for effect in known.values()], *limits)
+        reach = np.maximum([estimates - low, high - estimates], 0.0)
+        axes.errorbar(list(known), estimates, yerr=reach, fmt="o", ms=4, lw=1.2, color=color, label=panel.model)
+        paper = {place + offset: panel.paper[name] for place, name in enumerate(labels) if name in panel.paper}
+        axes.plot(list(paper), list(paper.values()), "D", ms=6, mfc="none", mec=color, mew=1.0, zorder=1)
+    axes.set_xticks(range(len(labels)), list(labels.values()))

@@ -1,0 +1,167 @@
+"""A section's report: one figure of all its probes, one table of all its verdicts."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvprobe.report.figures import COLORS, save_figure, styled
+from kvprobe.report.models import color_of
+from kvprobe.report.section_tables import count_markdown, verdict_markdown
+from kvprobe.report.tables import markdown_table, short
+from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text
+from kvprobe.runs.explain import FIGURE_KEY, command_of
+from kvprobe.runs.preparation import make_probe
+from kvprobe.runs.processes import Failure, failure_of
+from kvprobe.runs.results import RunResult
+from kvprobe.runs.section import SectionResult
+from kvprobe.runs.store import SHORT_HASH
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 3
+_PANEL = (3.5, 2.75)
+"""Width and height of one axes with its labels, in inches."""
+_LARGER = {"font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 10}
+
+
+@dataclass(frozen=True)
+class SectionReport:
+    """The files of a section's report, and what of it could not be made."""
+
+    figures: tuple[Path, ...]
+    summary: Path
+    failures: tuple[Failure, ...]
+
+
+class Reports:
+    """Writes the report of each run it is called with; one that cannot be drawn leaves one sentence."""
+
+    def __init__(self) -> None:
+        self.summaries: list[Path] = []
+        self.failures: list[Failure] = []
+
+    def __call__(self, result: RunResult) -> None:
+        """Write the run's report beside its results."""
+        try:
+            self.summaries.append(write_report(result).summary)
+        except Exception as error:
+            self.failures.append(failure_of(result.config.name, error))
+
+
+def write_section(section: SectionResult, folder: Path) -> SectionReport:
+    """Write `section3.png`, `.svg` and `.md` into `folder`; the experiments' own reports are `Reports`' work.
+
+    An experiment whose panel cannot be drawn leaves one sentence and an empty panel.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    failures: list[Failure] = []
+    figure, caption = draw_section(section, failures)
+    hashes = {FIGURE_KEY: ", ".join(f"{result.config.name}/{result.hash}" for result in section.results)}
+    files = save_figure(figure, folder / section.name, hashes) if figure is not None else []
+    summary = write_text(folder / f"{section.name}.md", section_markdown(section, folder, caption))
+    return SectionReport(tuple(files), summary, tuple(failures))
+
+
+def draw_section(section: SectionResult, failures: list[Failure]) -> tuple[Figure | None, list[str]]:
+    """One axes with a letter for each experiment whose probe has a main plot, and the caption, a line for each.
+
+    Args:
+        section: the finished experiments.
+        failures: a plot that cannot be drawn is added to them.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    shown = [result for result in section.results if make_probe(result.config).has_main_plot()]
+    if not shown:
+        return None, []
+    columns = min(_COLUMNS, len(shown))
+    rows = -(-len(shown) // columns)
+    caption = []
+    with styled(), rc_context(_LARGER):
+        figure = Figure(figsize=(columns * _PANEL[0], rows * _PANEL[1] + 0.7), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False).flat
+        for result, letter, axes in zip(shown, letters(), grid, strict=False):
+            try:
+                make_probe(result.config).plot_main(axes, panels(result))
+            except Exception as error:
+                failures.append(failure_of(result.config.name, error))
+                axes.clear()
+            _name(axes, letter, result)
+            caption.append(f"**{letter}**, {result.config.name}: {result.config.question} {sample_of(result)}")
+        for axes in grid:
+            axes.set_axis_off()
+        _add_key(figure, list(dict.fromkeys(short(model) for result in shown for model in result.models)))
+    return figure, caption
+
+
+def letters() -> Iterator[str]:
+    """A to Z, then AA, AB and so on."""
+    yield from string.ascii_uppercase
+    for first in string.ascii_uppercase:
+        yield from (first + second for second in string.ascii_uppercase)
+
+
+def sample_of(result: RunResult) -> str:
+    """How many pairs and skeletons count for each model, and what the intervals are, in one sentence."""
+    counts = []
+    for model in result.models.values():
+        if model.gate is None or not model.effects:
+            counts.append(f"{short(model.name)} {model.status}")
+            continue
+        clusters = max(effect.clusters for effect in model.effects)
+        counts.append(
+            f"{short(model.name)} {model.gate.included} pairs, {clusters} {result.config.statistics.cluster}s"
+        )
+    used = {verdict.effect.method for verdict in result.verdicts if verdict.effect}
+    kinds = ", ".join(sorted(used - {"exact"})) or "none"
+    return f"n: {'; '.join(counts)}. Intervals: {result.config.statistics.confidence:.0%}, {kinds}."
+
+
+def section_markdown(section: SectionResult, folder: Path, caption: Sequence[str]) -> str:
+    """The section's figure with its caption, all verdicts, and how to make it again."""
+    rows = []
+    for result in section.results:
+        link = (result.folder / SUMMARY_FILE).relative_to(folder)
+        rows.append((f"[{result.config.name}]({link})", result.config.question, f"`{command_of(result)}`"))
+    rows += [(failure.experiment, f"failed: {failure.message}", "") for failure in section.failures]
+    parts = [f"# {section.name}"]
+    if caption:
+        picture = f"![{section.name}]({section.name}.png)"
+        parts += [picture, "\n".join(f"- {line}" for line in caption)]
+    parts += [
+        "## Verdicts",
+        count_markdown(section),
+        "Claims are fixed before the run. The paper's values were measured on its own, larger models.",
+        verdict_markdown(section),
+        "## Experiments",
+        markdown_table(("experiment", "question", "again"), rows),
+        "Runs: " + ", ".join(f"{result.config.name} {result.hash[:SHORT_HASH]}" for result in section.results) + ".",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _name(axes: Axes, letter: str, result: RunResult) -> None:
+    """The letter and, since several experiments may share a probe, the experiment's name above the title."""
+    style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+    axes.annotate(letter, (0, 1), (-30, 16), fontsize=14, fontweight="bold", color=COLORS["ink"], **style)
+    axes.annotate(result.config.name, (0, 1), (-14, 18), fontsize=8, color=COLORS["grey"], **style)
+
+
+def _add_key(figure: Figure, models: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    paper = Line2D([], [], marker="D", ls="", ms=6, mfc="none", mec=COLORS["ink"], label="the paper's value")
+    drawn = [
+        Line2D([], [], marker="o", ms=6, lw=2, color=color_of(number), label=model)
+        for number, model in enumerate(models)
+    ]
+    figure.legend(handles=[*drawn, paper], loc="outside lower center", ncols=min(5, len(drawn) + 1))

@@ -1,0 +1,196 @@
+"""A section's table and figure show everything, in narrow and wide terminals, and failures as visibly as successes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import section_fakes
+from rich.console import Console
+from section_fakes import experiment, run
+from typer.testing import CliRunner
+
+from kvprobe.cli import look
+from kvprobe.cli.app import app
+from kvprobe.errors import StoreError
+from kvprobe.probes.base import Panel
+from kvprobe.report.models import draw_by_model
+from kvprobe.report.section import Reports, draw_section, letters, write_section
+from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
+from kvprobe.runs import RunResult, SectionResult, provenance
+from kvprobe.runs.explain import explain
+from kvprobe.runs.processes import Failure
+from kvprobe.stats import Effect
+
+assert look
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> SectionResult:
+    """Three experiments, one of which cannot be drawn, and one that failed."""
+    configs = [
+        experiment("steady", "3.1"),
+        experiment("together", "3.2", probe="test_together"),
+        experiment("wild", "3.3", models=["red", "broken"], claims=section_fakes.CLAIMS[:1]),
+        experiment("bug", "3.4", parameters={"error": "out of luck"}),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("source_hash", "code_version"):
+            patch.setattr(provenance, name, getattr(provenance, name))
+        section_fakes.fix_provenance()
+        return run(tmp_path_factory.mktemp("results"), configs, 1)
+
+
+def shown(section: SectionResult, width: int) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(section_table(section, width))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_table_holds_every_verdict_at_every_width(section: SectionResult, width: int) -> None:
+    text = shown(section, width)
+    assert max(map(len, text.splitlines())) <= width
+    body = text.split("verdicts  ")[0]
+    outcomes = [str(verdict.outcome) for _, verdict in section.verdicts()]
+    for outcome in set(outcomes):
+        assert body.count(f" {outcome}") == outcomes.count(outcome)
+    assert {"reproduced", "contradicted", "not applicable"} <= set(outcomes)
+    assert "RuntimeError: out of luck" in " ".join(text.split())
+    assert ("n/cl/excl" in text) == (width >= 100)
+    if width >= 80:
+        # Each verdict on one line, with its model.
+        lines = [line for line in body.splitlines() if line.startswith("  ") and "model" not in line]
+        assert sum(line.split()[0] in ("red", "blue", "broken") for line in lines) == len(outcomes)
+        assert "0.020" in body
+
+
+def test_the_counts_add_up(section: SectionResult) -> None:
+    rows = {line.split("  ")[0]: line.split()[-5:] for line in shown(section, 120).splitlines()}
+    models = [rows[name] for name in ("red", "blue", "broken")]
+    assert [str(sum(int(row[i]) for row in models)) for i in range(5)] == rows["all"]
+    assert sum(map(int, rows["all"][:4])) == len(section.verdicts())
+
+
+def test_a_verdict_that_adjustment_takes_away_is_marked(section: SectionResult) -> None:
+    assert LOST not in shown(section, 120).split("verdicts  ")[0]
+    first = section.results[0]
+    weak = tuple(replace(verdict, p_value=0.04, headline=True) for verdict in first.verdicts)
+    marked = SectionResult("section3", (replace(first, verdicts=weak), *section.results[1:]))
+    assert shown(marked, 80).split("verdicts  ")[0].count(LOST) == sum(not v.survives for _, v in marked.verdicts()) > 0
+    assert f"reproduced {LOST}" in verdict_markdown(marked)
+
+
+def test_the_report_names_all_and_can_be_followed(section: SectionResult) -> None:
+    folder = section.results[0].folder.parents[1]
+    reports = Reports()
+    for result in section.results:
+        reports(result)
+    assert [summary.name for summary in reports.summaries] == ["report.md"] * 3
+    report = write_section(section, folder)
+    assert [file.name for file in report.figures] == ["section3.png", "section3.svg"]
+    assert [(failure.experiment, failure.message) for failure in report.failures] == [
+        ("together", "ValueError: nothing to draw")
+    ]
+    text = report.summary.read_text()
+    for result in section.results:
+        assert (folder / f"{result.config.name}/{result.hash[:12]}/report.md").is_file()
+        assert f"]({result.config.name}/{result.hash[:12]}/report.md)" in text
+    assert "- **A**, steady: What does steady recover? n: red 12 pairs" in text
+    assert "Intervals: 95%, cluster t." in text
+    assert "failed: RuntimeError: out of luck" in text
+    drawn = "".join(ElementTree.parse(report.figures[1]).getroot().itertext())
+    for said in ("A", "B", "C", "steady", "What the fakes recover", "red", "the paper's value"):
+        assert said in drawn
+    with pytest.raises(StoreError, match=r"shows several runs; explain one of them: steady, together, wild\."):
+        explain(report.figures[0], folder)
+    again = [file.read_bytes() for file in report.figures]
+    assert [file.read_bytes() for file in write_section(section, folder).figures] == again
+
+
+def test_probes_without_a_main_plot_get_no_axes(section: SectionResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[Failure] = []
+    monkeypatch.setattr(section_fakes.Together, "has_main_plot", classmethod(lambda cls: False))
+    figure, caption = draw_section(section, failures)
+    assert figure is not None
+    assert [line.split(",")[0] for line in caption] == ["**A**", "**B**"]
+    assert [bool(axes.axison) for axes in figure.axes] == [True, True]
+    assert not failures
+    monkeypatch.setattr(section_fakes.Blocks, "has_main_plot", classmethod(lambda cls: False))
+    assert draw_section(section, failures) == (None, [])
+
+
+def test_letters_go_on_after_z() -> None:
+    names = list(islice(letters(), 30))
+    assert names[:2] == ["A", "B"]
+    assert names[25:28] == ["Z", "AA", "AB"]
+    assert len(set(names)) == 30
+
+
+def test_a_model_keeps_its_colour_where_another_is_missing() -> None:
+    from matplotlib.figure import Figure
+
+    effect = Effect("x.recovery", 0.5, float("-inf"), float("inf"), 9, 9)
+    panels = [
+        Panel("first", {"x.recovery": effect}),
+        Panel("second", {"x.recovery": effect}, paper={"x.recovery": 0.4}),
+    ]
+    colors = []
+    for given in (panels, [Panel("first", note="failed"), panels[1]]):
+        axes = Figure().subplots()
+        draw_by_model(axes, given, {"x.recovery": "x"})
+        handles, labels = axes.get_legend_handles_labels()
+        colors.append(handles[labels.index("second")][0].get_color())
+        assert -0.6 <= axes.get_ylim()[0] < axes.get_ylim()[1] <= 1.6
+    assert colors[0] == colors[1]
+
+
+def results_of(section: SectionResult, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("kvprobe.runs.run_section", lambda *_, **__: section)
+    return section.results[0].folder.parents[1]
+
+
+def files(folder: Path, results: tuple[RunResult, ...]) -> list[str]:
+    paths = [folder / f"{result.config.name}.yaml" for result in results]
+    for path, result in zip(paths, results, strict=True):
+        path.write_text(result.config.to_yaml().replace("red", "qwen3-8b").replace("blue", "gemma-2-9b-it"))
+    return [str(path) for path in paths]
+
+
+def test_the_command_ends_with_one_table_and_one_figure(
+    section: SectionResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = results_of(section, monkeypatch)
+    given = files(tmp_path, section.results[:2])
+    done = CliRunner().invoke(app, ["run", *given, "--results", str(folder), "--jobs", "2"], env={"COLUMNS": "100"})
+    assert done.exit_code == 1  # something failed, and the rest is there
+    assert done.stdout.count("p adj.  ") == 1
+    assert f"Figure: {folder / 'section3.png'}" in done.stdout
+    assert f"Report: {folder / 'section3.md'}" in done.stdout
+    assert "Error: bug: RuntimeError: out of luck" in done.stderr
+    assert "Error: together: ValueError: nothing to draw" in done.stderr
+    assert "_go_wrong" in done.stderr
+
+
+def test_report_draws_the_sections_again(section: SectionResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = results_of(section, monkeypatch)
+    (folder / "section3.png").unlink(missing_ok=True)
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 1  # one cannot be drawn
+    assert (folder / "section3.png").is_file()
+    assert str(folder / "section3.md") in done.stdout
+    assert str(folder / "report.md") in done.stdout
+    assert "nothing to draw" in done.stderr
+
+
+def test_places_without_an_experiment_stay_empty(section: SectionResult) -> None:
+    four = SectionResult("section3", section.results[:1] * 4)
+    figure, caption = draw_section(four, [])
+    assert figure is not None
+    assert len(caption) == 4
+    assert [bool(axes.axison) for axes in figure.axes] == [True] * 4 + [False] * 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["red", "blue", "the paper's value"]
