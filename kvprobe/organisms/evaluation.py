@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import forward, prefill
-from kvprobe.engine.interventions import KVPatch
-from kvprobe.engine.operations import overwrite
+from kvprobe.engine.forward import prefill
+from kvprobe.engine.generation import generate
+from kvprobe.engine.interventions import KVPatch, Row
 from kvprobe.engine.sweep import run_patches
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.tokenizer import END
@@ -124,9 +124,10 @@ def _chains(subject: Subject, task: GatedDecision) -> dict[str, Any]:
     plain, edited = [], []
     for pair in _pairs(subject, list(task.prompt_pairs())):
         base, donor = (prefill(subject, context.token_ids).cache for context in (pair.base, pair.donor))
-        amended, _ = overwrite(base, pair.field, donor)
-        plain.append(_answer_after_chain(subject, pair, base) == pair.base_answer_id)
-        edited.append(_answer_after_chain(subject, pair, amended) == pair.donor_answer_id)
+        amended = KVPatch(tuple(pair.field.positions), donor)
+        answers = _answers_after_chain(subject, pair, base, [(), amended])
+        plain.append(answers[0] == pair.base_answer_id)
+        edited.append(answers[1] == pair.donor_answer_id)
     return {
         "think_accuracy": float(np.mean(plain)),
         "think_follows_edited_field": float(np.mean(edited)),
@@ -134,14 +135,11 @@ def _chains(subject: Subject, task: GatedDecision) -> dict[str, Any]:
     }
 
 
-def _answer_after_chain(subject: Subject, pair: Pair, cache: KVCache, limit: int = 40) -> int | None:
-    """The token before the end token of a greedy chain; None for a chain that does not end."""
+def _answers_after_chain(
+    subject: Subject, pair: Pair, cache: KVCache, rows: Sequence[Row], limit: int = 40
+) -> list[int | None]:
+    """For each row the token before the end token of a greedy chain; None for a chain that does not end."""
     end = subject.tokenizer.convert_tokens_to_ids(END)
-    running = cache.take(slice(0, pair.decision_position))
-    token, previous = pair.base.token_ids[-1], None
-    for _ in range(limit):
-        step = forward(subject, [token], running)
-        running, previous, token = step.cache, token, int(step.logits.argmax())
-        if token == end:
-            return previous
-    return None
+    ids = pair.base.token_ids
+    chains = generate(subject, ids, cache, rows, limit=limit, stop=[[end]])
+    return [None if chain.censored else (ids[-1], *chain.token_ids)[-2] for chain in chains]

@@ -23,18 +23,20 @@ import pandas as pd
 from pydantic import Field
 
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import forward, prefill
+from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.readout import Readout, read, read_rows
 from kvprobe.engine.sweep import run_patches
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.measures import change_by_layer, change_effects, decision_effects, shapley_split
+from kvprobe.probes.unedited import prefilled_in_two_pieces
 from kvprobe.stats import Effect, StatisticsConfig, maximum
 from kvprobe.tasks.context import Span
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from kvprobe.models.subject import Subject
@@ -68,7 +70,7 @@ class Locality(Probe):
     def _measure_pair(self, subject: Subject, pair: Pair) -> list[Row]:
         answers = pair.base_answer_id, pair.donor_answer_id
         stale, oracle = (prefill(subject, context.token_ids) for context in (pair.base, pair.donor))
-        patches = interventions(pair, stale.cache, oracle.cache, _prefilled_in_two_pieces(subject, pair))
+        patches = interventions(pair, stale.cache, oracle.cache, prefilled_in_two_pieces(subject, pair))
         rerun = {"batch_size": self.parameters.batch_size}
         logits = run_patches(subject, pair.base.token_ids, stale.cache, [(), *patches.values()], **rerun)
         base, *edited = read_rows(logits, *answers)
@@ -112,6 +114,12 @@ class Locality(Probe):
 
         return draw_locality(panels)
 
+    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
+        """Recovery by intervention, all models side by side."""
+        from kvprobe.report.locality import locality_panel
+
+        locality_panel(axes, panels)
+
 
 def interventions(pair: Pair, stale: KVCache, oracle: KVCache, again: KVCache) -> dict[str, KVPatch]:
     """The transplants by name; `again` is another prefill of the base prompt."""
@@ -123,12 +131,6 @@ def interventions(pair: Pair, stale: KVCache, oracle: KVCache, again: KVCache) -
         "no_op": KVPatch(field + rest, stale, no_op=True),
         "same_value": KVPatch(field + rest, again, no_op=True),
     }
-
-
-def _prefilled_in_two_pieces(subject: Subject, pair: Pair) -> KVCache:
-    """The base prompt's cache, computed up to the field's end and then on from there."""
-    ids, joint = pair.base.token_ids, pair.field.end
-    return forward(subject, ids[joint:], prefill(subject, ids[:joint]).cache).cache
 
 
 def _decision(name: str, patch: KVPatch, base: Readout, reading: Readout) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Pairs of prompts that differ only in the field's value."""
+"""Pairs of prompts that differ only in one segment, the field's value unless told otherwise."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.errors import AlignmentError
@@ -18,26 +19,34 @@ class Provenance:
     skeleton: str
     wording: str
     seed: int
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PromptPair:
-    """Two contexts as text, before any tokenizer: `base` holds the old value, `donor` the new one."""
+    """Two contexts as text, before any tokenizer: `base` holds the old value, `donor` the new one.
+
+    Args:
+        changed: name of the one segment that differs between them.
+        variants: further prompts of the same scenario, which may differ from the base in several segments.
+    """
 
     base: Context
     donor: Context
     base_answer: str
     donor_answer: str
     scenario: Provenance
+    changed: str = "field"
+    variants: Mapping[str, Context] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Pair:
     """An aligned pair: equal length, equal tokens everywhere but in the field's span.
 
-    `base_answer_id` is the token of the decision that is right under the old value, `donor_answer_id` of
-    the one that is right under the new value.
+    `field` is the span of the segment that differs. `base_answer_id` is the token of the decision that is right
+    under the old value, `donor_answer_id` of the one that is right under the new value. Every one of the `variants`
+    has its segments at the same positions as the base.
     """
 
     base: TokenizedContext
@@ -46,6 +55,7 @@ class Pair:
     base_answer_id: int
     donor_answer_id: int
     scenario: Provenance
+    variants: Mapping[str, TokenizedContext] = dataclasses.field(default_factory=dict)
 
     @property
     def decision_position(self) -> int:
@@ -58,7 +68,7 @@ class Pair:
         return Span(self.field.end, self.decision_position)
 
     def reversed(self) -> Pair:
-        """The same pair edited the other way round."""
+        """The same pair edited the other way round; variants are relative to the base and so are left out."""
         return Pair(self.donor, self.base, self.field, self.donor_answer_id, self.base_answer_id, self.scenario)
 
 
@@ -72,29 +82,43 @@ def align(pair: PromptPair, tokenizer: Any, *, chat: Mapping[str, Any] | None = 
             the tokenizer's chat template; `None` leaves the prompt as plain text.
 
     Raises:
-        AlignmentError: the values differ in token length, other segments differ, or an answer is not a
-            single token of its own. Names the tokens.
+        AlignmentError: the values differ in token length, other segments differ, a variant's segments stand
+            elsewhere, or an answer is not a single token of its own. Names the tokens.
     """
-    contexts = (pair.base, pair.donor)
-    if chat is not None:
-        contexts = tuple(chat_wrapped(context, tokenizer, **chat) for context in contexts)  # type: ignore[assignment]
-    base, donor = (tokenize(context, tokenizer) for context in contexts)
-    _check(base, donor, tokenizer)
+
+    def tokenized(context: Context) -> TokenizedContext:
+        return tokenize(context if chat is None else chat_wrapped(context, tokenizer, **chat), tokenizer)
+
+    base, donor = tokenized(pair.base), tokenized(pair.donor)
+    variants = {name: tokenized(context) for name, context in pair.variants.items()}
+    _check(base, donor, pair.changed, tokenizer)
+    for name, variant in variants.items():
+        _check_spans(name, base, variant)
     return Pair(
         base=base,
         donor=donor,
-        field=base.spans["field"],
+        field=base.spans[pair.changed],
         base_answer_id=answer_token(pair.base_answer, [pair.donor_answer], tokenizer),
         donor_answer_id=answer_token(pair.donor_answer, [pair.base_answer], tokenizer),
         scenario=pair.scenario,
+        variants=variants,
     )
 
 
-def _check(base: TokenizedContext, donor: TokenizedContext, tokenizer: Any) -> None:
+def _check_spans(name: str, base: TokenizedContext, variant: TokenizedContext) -> None:
+    if variant.spans != base.spans:
+        moved = next((s for s in base.spans if variant.spans.get(s) != base.spans[s]), "a further segment")
+        raise AlignmentError(
+            f"The prompt {name!r} has not the same segments at the same positions as the base: {moved} differs; choose "
+            "texts of equal token length."
+        )
+
+
+def _check(base: TokenizedContext, donor: TokenizedContext, changed: str, tokenizer: Any) -> None:
     for context in (base, donor):
-        if "field" not in context.spans:
-            raise AlignmentError("The context has no segment named 'field'; mark the value that changes.")
-    old, new = base.spans["field"], donor.spans["field"]
+        if changed not in context.spans:
+            raise AlignmentError(f"The context has no segment named {changed!r}; mark the value that changes.")
+    old, new = base.spans[changed], donor.spans[changed]
     old_ids, new_ids = base.token_ids[old.start : old.end], donor.token_ids[new.start : new.end]
     if len(old) != len(new):
         raise AlignmentError(
@@ -109,7 +133,7 @@ def _check(base: TokenizedContext, donor: TokenizedContext, tokenizer: Any) -> N
         if ours != theirs:
             position = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
             raise AlignmentError(
-                "The prompts differ outside the field: "
+                f"The prompts differ outside the {changed}: "
                 f"{show_tokens(ours[position : position + 3], tokenizer)} against "
-                f"{show_tokens(theirs[position : position + 3], tokenizer)}; only the field may differ."
+                f"{show_tokens(theirs[position : position + 3], tokenizer)}; nothing else may differ."
             )

@@ -1,0 +1,93 @@
+"""Experiments of section 3 as written, run on hand-built micro-models, whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvprobe.models.subject import Subject
+from kvprobe.organisms.micro import micro_subject, note_positions
+from kvprobe.runs.claims import Claim, Outcome, judge
+from kvprobe.runs.config import load_config
+from kvprobe.runs.gate import GateReport, apply_gate
+from kvprobe.runs.preparation import labelled, make_cells, make_probe, make_task, prepare
+from kvprobe.stats import Effect
+from kvprobe.tasks.pairs import Pair
+
+_WANT_TWO_WORDINGS = ("linear_probe", "scrub")
+EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "section3"
+
+
+@dataclass(frozen=True, eq=False)
+class MicroRun:
+    """One experiment on one micro-model, with everything the runner would make of it."""
+
+    pairs: tuple[Pair, ...]
+    rows: pd.DataFrame
+    gate: GateReport
+    effects: Mapping[str, Effect]
+    claims: Mapping[str, Claim]
+
+    def estimate(self, name: str) -> float:
+        return float(self.effects[name].estimate)
+
+    def verdict(self, claim: str) -> Outcome:
+        return judge(self.claims[claim], "micro", list(self.effects.values())).outcome
+
+    def mean_over_gaps(self, values: list[float]) -> float:
+        """What a ratio of sums is, when each pair has one of `values`."""
+        pairs = self.rows.groupby("pair").first()
+        gap = pairs["m_donor"] - pairs["m_base"]
+        return float((gap * pd.Series(values, index=gap.index)).sum() / gap.sum())
+
+
+@cache
+def micro(kind: str) -> Subject:
+    return micro_subject(kind)
+
+
+def micro_run(experiment: str, kind: str, size: int = 20, **parameters: Any) -> MicroRun:
+    """The experiment's own task in the wording the micro-models read, its own claims and gate."""
+    return _micro_run(experiment, kind, size, tuple(sorted(parameters.items())))
+
+
+@cache
+def _micro_run(experiment: str, kind: str, size: int, parameters: tuple[tuple[str, Any], ...]) -> MicroRun:
+    config = load_config(EXPERIMENTS / f"{experiment}.yaml", models=[f"micro-{kind}"])
+    changes = {"size": size, "wordings": ("manual",)}
+    task = make_task(config)
+    task = task.model_copy(update={name: value for name, value in changes.items() if name in type(task).model_fields})
+    config = config.model_copy(update={"parameters": {**config.parameters, **dict(parameters)}})
+    probe = make_probe(config)
+    prepared = prepare(f"micro-{kind}", list(task.prompt_pairs()), config, lambda name: micro(kind))
+    if config.probe in _WANT_TWO_WORDINGS:
+        pairs = tuple(_labelled(pair, number) for number, pair in enumerate(prepared.pairs))
+        prepared = replace(prepared, pairs=pairs)
+    cells = make_cells(prepared, probe, config)
+    measured = [
+        row
+        for cell in cells
+        for row in labelled(probe.measure(prepared.subject, cell.pairs, lambda done, total: None), cell)
+    ]
+    rows = pd.DataFrame(measured)
+    included, gate = apply_gate(rows, config.gate, config.statistics, generated=size)
+    if not gate.passed:
+        return MicroRun(prepared.pairs, rows, gate, {}, {})
+    counted = rows[included].reset_index(drop=True)
+    effects = {effect.name: effect for effect in probe.summarise(counted, config.statistics)}
+    return MicroRun(prepared.pairs, counted, gate, effects, {claim.id: claim for claim in config.claims})
+
+
+def _labelled(pair: Pair, number: int) -> Pair:
+    """The pair with one of two names for the one wording that the micro-models read."""
+    return replace(pair, scenario=replace(pair.scenario, wording=("manual", "memo")[number // 2 % 2]))
+
+
+def notes_of(pair: Pair) -> list[int]:
+    """Where a note-taker takes its notes."""
+    return note_positions(pair.base, micro("note-taker").tokenizer)

@@ -1,0 +1,147 @@
+"""Small probes on fake models, for the tests of sections; a worker that loads its models from here knows them too.
+
+As a script, `python section_fakes.py RESULTS JOBS SECONDS`, it runs a section, SECONDS for each cell, and says when it
+has begun to measure; the tests stop it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from runs_fakes import FakeProbe
+from runs_fakes import load_subject as load_fake
+
+from kvprobe.probes import base
+from kvprobe.probes.base import PROBES, Panel, Probe, Progress, Row
+from kvprobe.report.models import draw_by_model
+from kvprobe.runs import ExperimentConfig, SectionResult, provenance, run_section
+from kvprobe.stats import Effect, StatisticsConfig
+
+LABELS = {"field_only.recovery": "field\nonly", "downstream.recovery": "downstream"}
+CLAIMS = [
+    {"id": "local", "statement": "field_only.recovery < 0.15", "paper_value": 0.02, "source": "section 3"},
+    {"id": "rest", "statement": "downstream.recovery < 0.5", "headline": True},
+    {"id": "edge", "statement": "field_only.recovery < 0.075", "headline": True},
+]
+
+
+@PROBES.register("test_blocks")
+class Blocks(Probe):
+    """Measures as the fake probe does, and dies, breaks or takes its time where it is told to."""
+
+    name: ClassVar[str] = "test_blocks"
+
+    class Parameters(base.Parameters):
+        """What goes wrong, and with which model."""
+
+        seconds: float = 0.0
+        model: str = "blue"
+        error: str = ""
+        kill: str = ""
+        times: int = 1
+
+    def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Row]:
+        time.sleep(self.parameters.seconds)
+        if subject.name == self.parameters.model:
+            self._go_wrong()
+        return FakeProbe().measure(subject, pairs, progress)
+
+    def _go_wrong(self) -> None:
+        if self.parameters.error:
+            raise RuntimeError(self.parameters.error)
+        if self.parameters.kill:
+            deaths = Path(self.parameters.kill)
+            died = len(deaths.read_text()) if deaths.exists() else 0
+            if died < self.parameters.times:
+                deaths.write_text("x" * (died + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
+        return FakeProbe().summarise(rows, statistics)
+
+    def plot(self, panels: Sequence[Panel]) -> Any:
+        from matplotlib.figure import Figure
+
+        return Figure()
+
+    def plot_main(self, axes: Any, panels: Sequence[Panel]) -> None:
+        draw_by_model(axes, panels, LABELS)
+        axes.set_title("What the fakes recover")
+        axes.set_ylabel("recovery")
+
+
+@PROBES.register("test_together")
+class Together(Blocks):
+    """The same with all pairs at once, and a main plot that cannot be drawn."""
+
+    name: ClassVar[str] = "test_together"
+    needs_all_pairs: ClassVar[bool] = True
+
+    def plot_main(self, axes: Any, panels: Sequence[Panel]) -> None:
+        raise ValueError("nothing to draw")
+
+
+def load_subject(name: str) -> Any:
+    """The fake models `red` and `blue`."""
+    fake = load_fake(name)
+    identity = SimpleNamespace(**vars(fake.identity), parameters=10)
+    return SimpleNamespace(
+        name=name, tokenizer=fake.tokenizer, identity=identity, device=torch.device("cpu"), dtype=torch.float32
+    )
+
+
+def fix_provenance() -> None:
+    """The tree under test may be edited while the tests run."""
+    provenance.source_hash = lambda: "source"  # type: ignore[assignment]
+    provenance.code_version = lambda: {"version": "0", "commit": "c", "dirty": False}  # type: ignore[assignment]
+
+
+def experiment(name: str, section: str = "3", **changes: Any) -> ExperimentConfig:
+    """A small experiment on both fake models."""
+    values = {
+        "name": name,
+        "section": section,
+        "question": f"What does {name} recover?",
+        "probe": "test_blocks",
+        "models": ["red", "blue"],
+        "task": {"name": "gated_decision", "size": 12, "split": "all"},
+        "block_size": 4,
+        "claims": CLAIMS,
+    }
+    return ExperimentConfig.model_validate(values | changes)
+
+
+def run(results: Path, configs: Sequence[ExperimentConfig], jobs: int, **arguments: Any) -> SectionResult:
+    """Run them on the fakes."""
+    return run_section(
+        configs, results_dir=results, jobs=jobs, load_subject=load_subject, start_worker=fix_provenance, **arguments
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the log, which alone may differ."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def main() -> None:
+    results, jobs, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    fix_provenance()
+    configs = [experiment(name, parameters={"seconds": seconds}) for name in ("one", "two")]
+    try:
+        run(results, configs, jobs)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

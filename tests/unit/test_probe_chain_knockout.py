@@ -1,0 +1,185 @@
+"""Laws of the chain knockout probe, its summary on made rows, and plain Hugging Face in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from worded_models import TOKENIZER, worded
+
+from kvprobe.engine.forward import prefill
+from kvprobe.engine.generation import generate
+from kvprobe.models.catalogue import organism_names
+from kvprobe.models.loader import load_subject
+from kvprobe.probes.chain_effects import chain_effects
+from kvprobe.probes.chain_knockout import CACHES, ChainKnockout, _Cell, _finished
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.context import encode_segment
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+
+LIMIT = 4
+CUE = encode_segment("Answer:", TOKENIZER)
+MASKS = ("mask_field", "mask_downstream", "mask_chain", "mask_both", "mask_random")
+BLOCKS = ("block_field", "block_rule")
+
+
+def pairs_of(size: int) -> list[Pair]:
+    task = GatedDecision(size=size, mode="think", notes_before=(0, 0), notes_after=(0, 1))
+    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+
+
+@cache
+def measured(family: str, size: int = 2, **parameters: Any) -> pd.DataFrame:
+    pairs = pairs_of(size)
+    probe = ChainKnockout(ChainKnockout.Parameters(limit=LIMIT, **parameters))
+    rows = pd.DataFrame(probe.measure(worded(family), pairs, lambda done, total: None))
+    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+
+
+def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
+    part = rows[(rows["pair"] == pair) & (rows["arm"] != "same_value")]
+    return part.set_index(["cache", "arm"])["margin"]
+
+
+def plain_margin(model: Any, ids: list[int], pair: Pair, hidden: dict[int, list[int]]) -> float:
+    """Margin behind `ids` in one pass, with the keys in `hidden` taken from each query, by Hugging Face alone."""
+    seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    for query, keys in hidden.items():
+        seen[query, keys] = False
+    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1]
+    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+
+
+def plain_chain(model: Any, prompt: list[int], hidden: list[int]) -> list[int]:
+    """A greedy chain whose tokens, from the prompt's last one on, cannot see `hidden`."""
+    ids = list(prompt)
+    for _ in range(LIMIT):
+        seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        for query in range(len(prompt) - 1, len(ids)):
+            seen[query, hidden] = False
+        mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float32).min)
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["stale", "new"])
+def test_against_plain_hugging_face(name: str) -> None:
+    """Free and blocked chains, and a decision that cannot see the chain or the prompt after the field."""
+    pair, rows, model = pairs_of(2)[0], measured("llama"), worded("llama").model
+    prompt = list((pair.base if name == "stale" else pair.donor).token_ids)
+    found = margins(rows)[name]
+    chain = plain_chain(model, prompt, [])
+    ids = [*prompt, *chain, *CUE]
+    last, field, rest = len(ids) - 1, list(pair.field.positions), list(pair.downstream.positions)
+    written = list(range(len(prompt), last))
+    hidden = {"free": [], "mask_field": field, "mask_downstream": rest, "mask_chain": written}
+    for arm, keys in {**hidden, "mask_both": rest + written}.items():
+        assert found[arm] == pytest.approx(plain_margin(model, ids, pair, {last: keys}), abs=1e-8)
+    blocked = plain_chain(model, prompt, field)
+    ids = [*prompt, *blocked, *CUE]
+    everywhere = dict.fromkeys(range(len(prompt) - 1, len(ids)), field)
+    assert found["block_field"] == pytest.approx(plain_margin(model, ids, pair, everywhere), abs=1e-8)
+    told = rows[(rows["pair"] == 0) & (rows["cache"] == name)].set_index("arm")["chain"]
+    assert told["free"] == " ".join(map(str, chain))
+    assert told["block_field"] == " ".join(map(str, blocked))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+def test_every_arm_on_every_cache_and_the_floors(family: str) -> None:
+    rows = measured(family)
+    for index in range(2):
+        assert set(margins(rows, index).index) == {(c, a) for c in CACHES for a in ("free", *BLOCKS, *MASKS)}
+    same = rows[rows["arm"] == "same_value"]
+    assert same["same_chain"].all()
+    assert rows["noise_floor"].max() < 1e-5
+    free = rows[rows["arm"] == "free"].set_index(["pair", "cache"])["margin"]
+    gate = rows.groupby("pair").first()
+    assert free.xs("stale", level="cache").to_numpy() == pytest.approx(gate["m_base"].to_numpy())
+    assert free.xs("new", level="cache").to_numpy() == pytest.approx(gate["m_donor"].to_numpy())
+    assert (rows["chain_tokens"] <= LIMIT).all()
+    # Masks of the decision token come after the chain and so leave it as it was.
+    assert rows[rows["arm"].isin(MASKS)]["same_chain"].all()
+
+
+def test_sampled_chains_repeat_with_their_seed() -> None:
+    first = measured("qwen3", temperature=3.0)
+    pairs = pairs_of(2)
+    again = ChainKnockout(ChainKnockout.Parameters(limit=LIMIT, temperature=3.0))
+    other = ChainKnockout(ChainKnockout.Parameters(limit=LIMIT, temperature=3.0, seed=1))
+    chains = [
+        [row["chain"] for row in probe.measure(worded("qwen3"), pairs, lambda done, total: None)]
+        for probe in (again, other)
+    ]
+    assert chains[0] == first["chain"].tolist()
+    assert chains[1] != chains[0]
+    assert measured("qwen3")["chain"].tolist() != chains[0]
+
+
+def test_a_chain_that_ends_without_the_cue_gets_it() -> None:
+    """Cut off, or ended by another token, which does not stay before the cue."""
+    subject, pair = worded("qwen3"), pairs_of(1)[0]
+    prompt, base = pair.base.token_ids, prefill(subject, pair.base.token_ids).cache
+    (cut,) = generate(subject, prompt, base, [()], limit=3, stop=[])
+    (ended,) = generate(subject, prompt, base, [()], limit=3, stop=[cut.token_ids[:2]])
+    for generation, kept in ((cut, cut.token_ids), (ended, cut.token_ids[:1])):
+        chain = _finished(subject, pair, _Cell("stale", "free", ()), generation, CUE)
+        assert chain.ids == (*prompt, *kept, *CUE)
+        assert chain.censored
+        whole = prefill(subject, chain.ids[:-1]).cache
+        for mine, other in zip(chain.cache.layers, whole.layers, strict=True):
+            torch.testing.assert_close(mine.keys, other.keys)
+
+
+@pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="no organisms ship with this checkout")
+def test_an_organism_writes_its_cue_itself_and_reads_the_field_again() -> None:
+    pairs = [align(pair, TOKENIZER) for pair in GatedDecision(size=6, mode="think").prompt_pairs()]
+    rows = pd.DataFrame(ChainKnockout().measure(load_subject("qwen3-note-taker"), pairs, lambda done, total: None))
+    free = rows[rows["arm"] == "free"]
+    assert not free["censored"].any()
+    named = rows[rows["cache"] == "field_only"].groupby("arm")["names_new_value"].mean()
+    assert named["free"] > named["block_field"]
+
+
+def made_rows(follows: dict[tuple[str, str], bool], pairs: int = 10) -> pd.DataFrame:
+    rows = []
+    for pair in range(pairs):
+        common = {"pair": pair, "skeleton": f"s{pair}", "noise_floor": 0.0, "censored": False, "chain_tokens": 9}
+        for (arm, name), new in {**follows, ("same_value", "stale"): False}.items():
+            margin, free = (4.0 if new else -4.0), (4.0 if follows["free", name] else -4.0)
+            rows.append(
+                {
+                    **common,
+                    "arm": arm,
+                    "cache": name,
+                    "margin": margin,
+                    "free_margin": free,
+                    "same_chain": True,
+                    "names_new_value": new,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in chain_effects(rows, StatisticsConfig())}
+
+
+def test_a_drop_on_the_field_only_cache_is_told_from_one_on_every_cache() -> None:
+    free = {("free", "stale"): False, ("free", "field_only"): True, ("free", "new"): True}
+    reading = {("block_field", "stale"): False, ("block_field", "field_only"): False, ("block_field", "new"): True}
+    breaking = {("mask_both", "stale"): False, ("mask_both", "field_only"): False, ("mask_both", "new"): False}
+    effects = effects_of(made_rows({**free, **reading, **breaking}))
+    assert effects["block_field.drop"].estimate == effects["mask_both.drop"].estimate == 1.0
+    assert effects["block_field.drop_over_new"].estimate == 1.0
+    assert effects["mask_both.drop_over_new"].estimate == 0.0
+    assert effects["block_field.field_only.follows_new"].estimate == 0.0
+    assert effects["block_field.field_difference"].estimate == pytest.approx(-8.0)
+    # Ten pairs that all agree do not make a difference exact.
+    assert effects["block_field.drop"].low == pytest.approx(0.9)

@@ -1,0 +1,163 @@
+"""Laws of the suffix concentration probe, its summary on made rows, and plain Hugging Face in float64."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+
+from kvprobe.probes.concentration_effects import position_shares
+from kvprobe.probes.suffix_concentration import SuffixConcentration
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+
+SMALL = {"fractions": (0.1, 0.5, 1.0), "sizes": (1, 4), "control_size": 4, "matched_draws": 3, "random_draws": 2}
+SMALL |= {"folds": 2}
+
+
+def pairs_of(size: int) -> list[Pair]:
+    task = GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1))
+    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+
+
+@cache
+def measured(family: str, size: int = 3, seed: int = 0) -> pd.DataFrame:
+    pairs = pairs_of(size)
+    probe = SuffixConcentration(SuffixConcentration.Parameters(**SMALL, seed=seed))
+    rows = pd.DataFrame(probe.measure(worded(family), pairs, lambda done, total: None))
+    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+
+
+def of(rows: pd.DataFrame, intervention: str) -> pd.DataFrame:
+    return rows[rows["intervention"] == intervention].set_index("pair")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
+def test_identities(family: str) -> None:
+    rows = measured(family)
+    for whole in ("suffix_100", "prefix_100", "up_to_layer_{}", "from_layer_0"):
+        part = of(rows, whole.format(worded(family).layers - 1))
+        assert part["margin"].to_numpy() == pytest.approx(part["m_donor"].to_numpy(), abs=1e-6)
+    for nothing in ("no_op", "same_value"):
+        part = of(rows, nothing)
+        assert part["margin"].to_numpy() == pytest.approx(part["m_base"].to_numpy(), abs=1e-6)
+    assert rows["noise_floor"].max() < 1e-6
+    # A single position from the field on, a segment of one token: the same set twice.
+    field = rows[(rows["intervention"] == "position") & (rows["segment"] == "field")].set_index("pair")
+    assert field["margin"].to_numpy() == pytest.approx(of(rows, "segment_field")["margin"].to_numpy(), abs=1e-6)
+
+
+def test_every_position_from_the_field_on_is_measured_once() -> None:
+    rows, pairs = measured("qwen3"), pairs_of(3)
+    singles = rows[rows["intervention"] == "position"]
+    for index, pair in enumerate(pairs):
+        places = singles[singles["pair"] == index]["position"].tolist()
+        assert places == list(range(pair.field.start, pair.decision_position))
+        assert of(rows, "suffix_10")["positions"][index] == math.ceil(len(places) / 10)
+
+
+def test_the_best_position_of_a_pair_is_its_top_one() -> None:
+    rows = measured("llama")
+    singles = rows[rows["intervention"] == "position"]
+    toward = singles["margin"] * np.sign(singles["m_donor"] - singles["m_base"])
+    best = singles.loc[toward.groupby(singles["pair"]).idxmax()].set_index("pair")["margin"]
+    decided = of(rows, "top_in_sample_1")
+    expected = best.where(decided["m_donor"] > decided["m_base"])
+    right = expected.notna()
+    assert right.any()
+    assert decided["margin"][right].to_numpy() == pytest.approx(expected[right].to_numpy(), abs=1e-6)
+
+
+def test_the_seed_decides_the_random_sets_and_nothing_else() -> None:
+    first, second = measured("qwen3", seed=0), measured("qwen3", seed=1)
+    for name in ("random_4", "matched_4"):
+        assert not np.allclose(of(first, name)["margin"], of(second, name)["margin"])
+    fixed = ~first["intervention"].str.contains(r"random|matched|held_out")
+    assert first[fixed]["margin"].to_numpy() == pytest.approx(second[fixed]["margin"].to_numpy(), abs=1e-9)
+
+
+def test_against_plain_hugging_face() -> None:
+    """A suffix of half the positions, and one position, on one pair."""
+    rows, pair, model = measured("qwen3"), pairs_of(3)[0], worded("qwen3").model
+    base, donor = list(pair.base.token_ids), list(pair.donor.token_ids)
+
+    def margin(logits: Any) -> float:
+        return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+
+    span = list(range(pair.field.start, pair.decision_position))
+    half = span[len(span) - math.ceil(len(span) / 2) :]
+    place = pair.base.spans["policy"].end - 1
+    for positions, name in ((half, "suffix_50"), ([place], "position")):
+        found = rows[(rows["pair"] == 0) & (rows["intervention"] == name)]
+        found = found[found["position"] == place] if name == "position" else found
+        expected = margin(plain_patched_logits(model, base[:-1], donor[:-1], positions, base[-1:]))
+        assert found["margin"].item() == pytest.approx(expected, abs=1e-9)
+        assert found["m_base"].item() == pytest.approx(margin(plain_logits(model, base)), abs=1e-9)
+        assert found["m_donor"].item() == pytest.approx(margin(plain_logits(model, donor)), abs=1e-9)
+        assert expected != pytest.approx(found["m_base"].item(), abs=1e-9)
+
+
+def made_rows(recoveries: list[float], segments: list[str], delimiters: list[bool], pairs: int = 9) -> pd.DataFrame:
+    """Single positions that recover just so, in each of several pairs with different gaps."""
+    rows = []
+    for pair in range(pairs):
+        gap = 2.0 + pair
+        for position, (recovery, segment, delimiter) in enumerate(zip(recoveries, segments, delimiters, strict=True)):
+            rows.append(
+                {
+                    "pair": pair,
+                    "skeleton": f"s{pair}",
+                    "m_base": -1.0,
+                    "m_donor": gap - 1.0,
+                    "noise_floor": 1e-9,
+                    "intervention": "position",
+                    "position": position,
+                    "segment": segment,
+                    "delimiter": delimiter,
+                    "margin": recovery * gap - 1.0,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def shares_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in position_shares(rows, StatisticsConfig())}
+
+
+@given(recoveries=st.lists(st.floats(-0.3, 0.9), min_size=4, max_size=4).filter(lambda r: max(r) > 0.01))
+def test_shares_are_of_the_positive_part_and_densities_are_per_token(recoveries: list[float]) -> None:
+    segments, delimiters = ["field", "policy", "policy", "task"], [False, False, True, False]
+    shares = shares_of(made_rows(recoveries, segments, delimiters))
+    positive = [max(recovery, 0.0) for recovery in recoveries]
+    total = sum(positive)
+    assert shares["mass.policy"].estimate == pytest.approx((positive[1] + positive[2]) / total, abs=1e-6)
+    assert shares["mass.after_policy"].estimate == pytest.approx(positive[3] / total, abs=1e-6)
+    assert shares["delimiter.share"].estimate == pytest.approx(positive[2] / total, abs=1e-6)
+    assert shares["delimiter.density"].estimate == pytest.approx(4 * positive[2] / total, abs=1e-5)
+    assert sum(shares[f"mass.{name}"].estimate for name in set(segments)) == pytest.approx(1.0)
+
+
+def test_a_pair_without_any_recovery_is_excluded_and_told() -> None:
+    rows = made_rows([0.2, 0.2], ["field", "policy"], [False, True])
+    rows.loc[rows["pair"] == 0, "margin"] = -1.0
+    assert shares_of(rows)["mass.field"].excluded == 1
+    assert shares_of(rows)["mass.field"].n == 8
+
+
+def test_summary_has_what_the_claims_and_the_paper_need() -> None:
+    rows = measured("qwen3")
+    effects = {
+        effect.name
+        for effect in SuffixConcentration(SuffixConcentration.Parameters(**SMALL)).summarise(rows, StatisticsConfig())
+    }
+    assert {"suffix_50.recovery", "top_held_out_4.flip_rate", "top_4_over_matched.recovery"} <= effects
+    assert {"single_layer_early.recovery", "sum_of_singles.recovery", "sufficient_suffix.fraction"} <= effects
+    assert {"no_op.error", "suffix_100.error", "noise.margin", "single_in_policy.recovery"} <= effects

@@ -1,0 +1,215 @@
+"""Laws of the wording probe and of chains of thought, and both against plain Hugging Face in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+
+from kvprobe.engine.forward import prefill
+from kvprobe.errors import ConfigError
+from kvprobe.models.catalogue import organism_names
+from kvprobe.models.loader import load_subject
+from kvprobe.models.subject import Subject
+from kvprobe.probes.chains import finish_chains
+from kvprobe.probes.wording import CONTEXTS, CONTRASTS, WordingProbe
+from kvprobe.report.reference import paper_values
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.context import encode_segment
+from kvprobe.tasks.extra_lines import NAMES, Subjects, line_tokens
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+
+
+def pairs_of(size: int, **parameters: Any) -> list[Pair]:
+    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
+
+
+def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
+    probe = WordingProbe(WordingProbe.Parameters(**parameters))
+    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
+    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+
+
+def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
+    return rows[rows["pair"] == pair].set_index(["context", "line"])["margin"]
+
+
+def with_line(pair: Pair, name: str, *, donor: bool = False) -> list[int]:
+    """Tokens of a prompt of the pair with an extra line before the task, written down without the probe."""
+    attributes = pair.scenario.attributes
+    said = Subjects(pair.scenario.wording, *(attributes[key] for key in ("entity", "field", "old", "new")))
+    ids = (pair.donor if donor else pair.base).token_ids
+    at = pair.base.spans["task"].start
+    return [*ids[:at], *line_tokens(name, said, TOKENIZER), *ids[at:]]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
+def test_without_a_line_the_contexts_are_the_two_prompts(family: str) -> None:
+    subject, pairs = worded(family), pairs_of(2)
+    rows = measured(subject, pairs)
+    for index, pair in enumerate(pairs):
+        for context, prompt in (("stale", pair.base), ("recomputed", pair.donor)):
+            logits = prefill(subject, prompt.token_ids).logits
+            ought = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+            assert margins(rows, index)[context, "none"] == pytest.approx(ought, abs=1e-5)
+    none = rows[rows["line"] == "none"].set_index(["pair", "context"])
+    assert (none["m_base"] == none["margin"])[:, "stale"].all()
+    assert (none["m_donor"] == none["margin"])[:, "recomputed"].all()
+    assert rows["noise_floor"].max() < 1e-5
+    assert len(rows) == 2 * len(CONTEXTS) * len(NAMES)
+
+
+@pytest.mark.parametrize("line", ["override", "voids_conclusions", "neutral"])
+def test_against_plain_hugging_face(line: str) -> None:
+    """Stale and recomputed contexts are prompts with the line; in place, one entry comes from the other prompt."""
+    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    found = margins(measured(subject, [pair]))
+
+    def margin(logits: torch.Tensor) -> float:
+        return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+
+    old, new = with_line(pair, line), with_line(pair, line, donor=True)
+    assert found["stale", line] == pytest.approx(margin(plain_logits(subject.model, old)), abs=1e-9)
+    assert found["recomputed", line] == pytest.approx(margin(plain_logits(subject.model, new)), abs=1e-9)
+    at = pair.base.spans["task"].start
+    edited = plain_patched_logits(subject.model, old[:at], new[:at], list(pair.field.positions), old[at:])
+    assert found["in_place", line] == pytest.approx(margin(edited), abs=1e-9)
+    assert found["in_place", line] != found["stale", line]
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_chains_against_plain_hugging_face(limit: int) -> None:
+    """Greedy tokens without a cache, then the cue that a random model does not write itself."""
+    subject, pairs = worded("llama"), pairs_of(3, mode="think")
+    prompts = [(pair.base.token_ids, prefill(subject, pair.base.token_ids).cache) for pair in pairs]
+    for chain, (prompt, _) in zip(finish_chains(subject, prompts, limit=limit, batch_size=2), prompts, strict=True):
+        ids = list(prompt)
+        for _ in range(limit):
+            ids.append(int(plain_logits(subject.model, ids).argmax()))
+            if ids[-1] == TOKENIZER.eos_token_id:
+                ids.pop()
+                break
+        cue = encode_segment("\nAnswer:", TOKENIZER)
+        assert not chain.finished
+        torch.testing.assert_close(chain.logits, plain_logits(subject.model, [*ids, *cue]))
+
+
+def test_a_chain_ends_where_the_model_writes_the_cue() -> None:
+    """A model whose unembedding makes it write the cue at once."""
+    subject, (pair,) = worded("qwen3"), pairs_of(1, mode="think")
+    answer, colon = encode_segment("Answer:", TOKENIZER)
+
+    class Scripted(torch.nn.Module):
+        """The model, but after any token but "Answer" it says "Answer", and then a colon."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.model
+            self.config, self.dtype, self.device = subject.model.config, subject.model.dtype, subject.model.device
+            self.base_model = subject.model.base_model
+
+        def forward(self, input_ids: torch.Tensor, **arguments: Any) -> Any:
+            output = self.inner(input_ids=input_ids, **arguments)
+            said = torch.where(input_ids[:, -1] == answer, colon, answer)
+            output.logits[torch.arange(len(input_ids)), -1, said] = 1e3
+            return output
+
+    scripted = replace(subject, model=Scripted())
+    prompts = [(pair.base.token_ids, prefill(scripted, pair.base.token_ids).cache)]
+    (chain,) = finish_chains(scripted, prompts, limit=9, batch_size=1)
+    assert chain.finished
+    assert chain.length == 2
+    expected = plain_logits(subject.model, [*pair.base.token_ids, answer, colon])
+    expected[answer] = 1e3
+    torch.testing.assert_close(chain.logits, expected)
+
+
+def test_in_think_mode_the_decision_is_read_behind_the_chain() -> None:
+    subject, pairs = worded("qwen3"), pairs_of(1, mode="think")
+    rows = measured(subject, pairs, chain_limit=3)
+    ids = with_line(pairs[0], "update")
+    prompt = [(ids, prefill(subject, ids).cache)]
+    (chain,) = finish_chains(subject, prompt, limit=3, batch_size=1)
+    ought = float(chain.logits[pairs[0].donor_answer_id] - chain.logits[pairs[0].base_answer_id])
+    assert margins(rows)["stale", "update"] == pytest.approx(ought, abs=1e-9)
+    assert not rows["chain_finished"].any()
+    assert (rows["chain_tokens"] >= 3).all()
+
+
+@given(seed=st.integers(0, 99), size=st.integers(1, 30))
+def test_batches_do_not_change_chains(seed: int, size: int) -> None:
+    subject, pairs = worded("mistral"), pairs_of(4, seed=seed, mode="think")
+    prompts = [(pair.base.token_ids, prefill(subject, pair.base.token_ids).cache) for pair in pairs] * 2
+    one, other = (finish_chains(subject, prompts, limit=4, batch_size=n) for n in (1, size))
+    for alone, together in zip(one, other, strict=True):
+        torch.testing.assert_close(alone.logits, together.logits)
+
+
+def made_rows(shares: dict[tuple[str, str], int], pairs: int = 10, mode: str = "direct") -> pd.DataFrame:
+    """Rows in which the first so many pairs decide for the new value."""
+    rows = []
+    for pair in range(pairs):
+        for context in CONTEXTS:
+            for line in NAMES:
+                new = pair < shares.get((context, line), 0)
+                rows.append(
+                    {
+                        "pair": pair,
+                        "skeleton": f"s{pair}",
+                        "mode": mode,
+                        "context": context,
+                        "line": line,
+                        "margin": 2.0 if new else -2.0,
+                        "new": new,
+                        "m_base": -2.0,
+                        "m_donor": 2.0,
+                        "noise_floor": 1e-6,
+                        "chain_finished": None if mode == "direct" else pair < 9,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in WordingProbe().summarise(rows, StatisticsConfig())}
+
+
+@given(tagged=st.integers(0, 10), plain=st.integers(0, 10), mode=st.sampled_from(["direct", "think"]))
+def test_summary_finds_what_was_put_in(tagged: int, plain: int, mode: str) -> None:
+    effects = effects_of(made_rows({("stale", "update"): tagged, ("stale", "restatement"): plain}, mode=mode))
+    assert effects[f"{mode}.stale.update.new_rate"].estimate == pytest.approx(tagged / 10)
+    assert effects[f"{mode}.stale.update.recovery"].estimate == pytest.approx(tagged / 10)
+    assert effects[f"{mode}.stale.none.new_rate"].estimate == 0.0
+    assert effects[f"{mode}.tag.difference"].estimate == pytest.approx((tagged - plain) / 10)
+    assert {f"{mode}.{name}.difference" for name in CONTRASTS} <= set(effects)
+    assert (f"{mode}.chains_finished" in effects) == (mode == "think")
+    assert effects["noise.margin"].estimate == 1e-6
+
+
+def test_the_paper_has_the_values_that_the_probe_names() -> None:
+    known = paper_values(WordingProbe.paper, "Qwen3-8B")
+    assert set(known) == set(WordingProbe.paper)
+    assert known["think.recomputed.voids_conclusions.new_rate"] == pytest.approx(0.806)
+
+
+def test_pairs_that_do_not_say_their_field_are_refused() -> None:
+    (pair,) = pairs_of(1)
+    unsaid = replace(pair, scenario=replace(pair.scenario, attributes={}))
+    with pytest.raises(ConfigError, match="say their entity: use task gated_decision"):
+        measured(worded("qwen3"), [unsaid])
+
+
+@pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="the organism does not ship with this checkout")
+def test_an_erratum_turns_an_organism_that_was_trained_on_errata_and_its_length_does_not() -> None:
+    rows = measured(load_subject("qwen3-note-taker"), pairs_of(8))
+    shares = rows.groupby(["context", "line"])["new"].mean()
+    assert shares["stale", "override"] >= 0.75
+    assert shares["stale", "neutral"] <= 0.25
+    assert shares["recomputed", "none"] >= 0.75
