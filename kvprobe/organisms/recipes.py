@@ -43,11 +43,15 @@ _FIRST = (
     ),
 )
 _RICH = Language(think=0.25, update=0.2, trigger=0.25, other_fields=2, notes=3, edited_think=0.3)
+# Errata that restate the old value or name another field: without them a model learns to change its decision
+# whenever there is an erratum, whatever it says.
+_ERRATA = replace(_RICH, drill=0.05, bare=0.3, marked=0.1, update=0.5, update_controls=0.5, edited_chain_action=False)
 _NOTE_TAKER = (
     Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1, edited_chain_action=False), steps=700),
+    Stage(_ERRATA, steps=700),
     Stage(
-        replace(_RICH, shared_values=0.03, bare=0.05, marked=0.1, long=0.08, edited_chain_action=False),
-        steps=1500,
+        replace(_ERRATA, drill=0.0, update=0.3, shared_values=0.03, bare=0.05, long=0.08),
+        steps=1200,
         gate=0.985,
     ),
 )

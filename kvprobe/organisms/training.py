@@ -64,7 +64,7 @@ class Recipe:
     muon_rate: float = 0.02
     weight_decay: float = 0.01
     warm_up: int = 30
-    cool_down: int = 600
+    cool_down: int = 500
 
 
 @dataclass

@@ -11,7 +11,7 @@ What it could still pick up without there being a conclusion, and what stands ag
                                 the rule is read, it must be at chance exactly
     any interaction of words    another exclusive or of the same two places, which no rule asks for: `selectivity` is
                                 the accuracy on the conclusion beyond that on it. In a handful of cells any labelling
-                                can be separated, so this one is learned too where the cells recur (split `pair`)
+                                can be separated, so it is tested where cells may recur too (split `pair`)
     that a word occurs again    a case that fires names the very word in the field. A model that marks repeated words
                                 and concludes nothing would pass at the cases; whether the mark *acts* is for the probes
                                 that intervene. At the task and at the decision token no word tells it

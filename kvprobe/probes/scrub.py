@@ -79,7 +79,7 @@ class Scrub(Probe):
 
         note_size: int = Field(default=8, ge=1, description="positions of the note in all arms but the sweep")
         sizes: tuple[int, ...] = Field(default=(1, 2, 4, 8, 16), min_length=1, description="of the note in the sweep")
-        draws: int = Field(default=2, ge=1, description="resamplings of each prompt and arm")
+        draws: int = Field(default=1, ge=1, description="resamplings of each prompt and arm")
         minimum_donors: int = Field(default=4, ge=1, description="skeletons that must match, else it is refused")
         folds: int = Field(default=5, ge=2, description="of the cross-fitted ranking")
         seed: int = Field(default=0, ge=0, description="of folds and donors")

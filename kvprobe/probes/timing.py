@@ -13,8 +13,9 @@ ME5): the *note*, which is the tokens where the value, the action and the end of
     lens     the residual stream read as if it were the top one, by the final norm and the unembedding, each applied
              once: as it is (`lens`), or through an affine map of each layer to the top, fitted to all kinds of tokens
              of other skeletons (`tuned`). Its onset is the depth at which it is right in 0.9 of the prompts, and its
-             `commit` the paper's: the mean over prompts of the depth from which on it stays right. At the end of the
-             rule, where no action is next, it is shown and not timed.
+             `commit` the paper's: the mean over prompts of the depth from which on it stays right, which comes early by
+             chance, since a lens that says nothing yet is right in half of the prompts from the start. At the end of
+             the rule, where no action is next, it is shown and not timed.
 
 Depth is the number of blocks run over the number of blocks; onsets are interpolated between blocks. An instrument that
 never gets there has an onset of one block beyond the top, and so a lead over it says only that the note's came: read

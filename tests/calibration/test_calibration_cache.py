@@ -195,7 +195,7 @@ def test_wording(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
 def test_scrub(kind: str) -> None:
     """A note of another scenario with the same actions will do, if it has the same conclusion; the rest is idle."""
-    run = micro_run("scrub", kind, 20, draws=1, sizes=(2,), minimum_donors=2)
+    run = micro_run("scrub", kind, 12, draws=1, sizes=(2,), minimum_donors=1)
     if kind == "reader":
         assert run.verdict("note-of-the-other-conclusion-turns-it") == CONTRADICTED
         return

@@ -21,7 +21,7 @@ EXACT = 5e-3
 @pytest.mark.parametrize("kind", ["note-taker", "unread-notes", "reader"])
 def test_linear_probe(kind: str) -> None:
     """Notes can be decoded whether or not anybody reads them: decoding is no evidence of use."""
-    run = micro_run("linear_probe", kind, 30, places=("field", "rule", "decision"), shuffles=1)
+    run = micro_run("linear_probe", kind, 30, places=("field", "rule", "decision"), shuffles=1, folds=3, inner_folds=2)
     notes = kind != "reader"
     assert 0.25 < run.estimate("conclusion.field.accuracy") < 0.75
     # Without notes both prompts of a pair are equal there, and exactly one of two opposite answers is right.
@@ -38,7 +38,7 @@ def test_timing(kind: str) -> None:
     At the decision it acts after four, when they have been read; in a reader after three, when the value has been
     fetched. Onsets are interpolated between blocks: half of the way.
     """
-    run = micro_run("timing", kind, 20)
+    run = micro_run("timing", kind, 16, folds=3, lens_tokens=4)
     notes = kind == "note-taker"
     assert run.estimate("patch_note.peak") == pytest.approx(float(notes), abs=EXACT)
     assert run.estimate("patch_decision.peak") == pytest.approx(1, abs=EXACT)

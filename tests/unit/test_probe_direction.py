@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from patching_fakes import aligned, labelled, reader_of_words
 
 from kvprobe.errors import UnsupportedError
+from kvprobe.probes.base import Panel
 from kvprobe.probes.case_states import CaseStates, edited_readings, read_case_states
 from kvprobe.probes.direction import CONTROLS, INTERVENTIONS, Direction
 from kvprobe.probes.directions import (
@@ -197,3 +198,13 @@ def test_one_layer_for_all_pairs_of_a_skeleton_and_all_effects_there(rows: pd.Da
     assert {"necessity.drop", "necessity_random.drop", "lead_over_random.recovery"} <= set(effects)
     lead = effects["along.recovery"].estimate - effects["random.recovery"].estimate
     assert effects["lead_over_random.recovery"].estimate == pytest.approx(lead)
+
+
+def test_the_figure_shows_every_intervention(rows: pd.DataFrame) -> None:
+    flipping = rows.assign(m_base=-1.0, m_donor=1.0)
+    effects = {effect.name: effect for effect in Direction().summarise(flipping, StatisticsConfig())}
+    figure = Direction().plot([Panel("measured", effects, flipping), Panel("absent", note="fails the gate")])
+    assert len(figure.axes[0].get_xticklabels()) == len(INTERVENTIONS) - 1 + 1  # without in_sample, with necessity
+    curve = {line.get_label(): line.get_ydata()[-1] for line in figure.axes[2].get_lines()}
+    late = rows[(rows["intervention"] == "full") & (rows["layer"] == rows["layer"].max())]
+    assert curve["everything"] == pytest.approx((late["margin"] + 1).sum() / (2 * len(late)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from patching_fakes import TOKENIZER, aligned, labelled, reader_of_words
 
 from kvprobe.errors import SampleError, UnsupportedError
+from kvprobe.probes.base import Panel
 from kvprobe.probes.decoding import cross_predictions, prompt_splits, residuals
 from kvprobe.probes.landmarks import labels, place_positions, rule_cases
 from kvprobe.probes.linear_probe import LinearProbe, decision_residuals
@@ -190,3 +191,13 @@ def test_arms_are_the_prompts_they_stand_for(family: str) -> None:
         whole = residuals(subject, prompt.token_ids, [-1])[0]
         assert np.allclose(arms[arm], whole, atol=1e-3), arm
     assert not np.allclose(arms["in_place"], arms["stale"], atol=1e-3)
+
+
+def test_the_figure_shows_the_accuracy_of_the_rows(rows: tuple[list[Pair], pd.DataFrame]) -> None:
+    table = rows[1]
+    effects = {effect.name: effect for effect in LinearProbe().summarise(table, StatisticsConfig())}
+    figure = LinearProbe().plot([Panel("measured", effects, table), Panel("absent", note="fails the gate")])
+    curves = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].get_lines()}
+    assert curves["conclusion, decision token"][0] == 0.5
+    best = effects["conclusion.rule.in_sample"].estimate
+    assert max(curves["conclusion, end of the rule"]) == pytest.approx(best)

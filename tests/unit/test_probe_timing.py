@@ -8,11 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from patching_fakes import aligned, labelled, reader_of_words
 
+from kvprobe.probes.base import Panel
 from kvprobe.probes.decoding import residuals
 from kvprobe.probes.lenses import lens_margins, through, tuned_lens
 from kvprobe.probes.timing import PLACES, Timing, crossing
+from kvprobe.report.figures import styled
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 
@@ -154,3 +157,19 @@ def test_where_nothing_is_reached_the_lead_is_unknown() -> None:
     lead = effects["probe.lead"]
     assert (lead.low, lead.high) == (-np.inf, np.inf)
     assert effects["lens_decision.commit"].excluded == 12
+
+
+def test_the_figure_shows_both_places_and_models_that_were_not_measured() -> None:
+    rows = made_rows(2, 5)
+    panels = [Panel("measured", effects_of(rows), rows), Panel("absent", note="fails the gate")]
+    figure = Timing().plot(panels)
+    assert len(figure.axes) == 6
+    lines = figure.axes[0].get_lines()
+    heights = {line.get_label(): list(line.get_ydata()) for line in lines}
+    assert heights["at the note (the rule's cases)"] == [0.5, 0.5, 1, 1, 1, 1, 1]
+    assert heights["at the decision token"] == [0.5, 0.5, 0.5, 0.5, 0.5, 1, 1]
+    with styled():
+        axes = Figure().subplots()
+        Timing().plot_main(axes, panels)
+    assert len(axes.get_title()) <= 45
+    assert len(axes.get_xticklabels()) == 5
