@@ -28,13 +28,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from kvprobe.errors import ConfigError, UnknownNameError
-from kvprobe.models.architectures.base import architecture_of
-from kvprobe.models.loader import tokenizer_sha256
-from kvprobe.models.subject import ModelIdentity, Subject
-from kvprobe.organisms.tokenizer import BOS, build_tokenizer
+from kvprobe.models.loader import load_subject
+from kvprobe.models.subject import Subject
+from kvprobe.organisms.tokenizer import BOS
 from kvprobe.tasks.context import TokenizedContext
 
 NOTE_WRITER: Final = (1, 0)
@@ -59,7 +58,7 @@ _CONSTANT: Final = 32.0  # norm of what all tokens share: it keeps every RMS nor
 _THETA: Final = 1e38
 # Scores in nats of the RoPE pairs that turn fastest: neighbours are told apart by the first, all others by the rest.
 # Scores lie less than 87 nats apart as a rule: beyond that float32 has subnormal numbers only, which are slow.
-_TURNING: Final = (24.0, 8.0, 8.0, 8.0, 8.0)
+_TURNING: Final = (24.0, 8.0, 8.0, 8.0, 8.0, 8.0)
 _STILL: Final = 8  # from this pair on, RoPE turns less than 0.02 in a thousand tokens: scores depend on content alone
 
 _SLOTS: Final = ("word", "previous", "field", "value", "answer")
@@ -95,7 +94,7 @@ class _Head:
     matches: tuple[tuple[str, str, float], ...] = ()
     offset: int | None = None
     where: str = "one"
-    rest: float = 44.0
+    rest: float = 52.0
 
 
 _LAYOUT: Final = (
@@ -141,12 +140,12 @@ _CIRCUITS: Final = {
 KINDS: Final = tuple(_CIRCUITS)
 
 
-def micro_subject(kind: str, *, dtype: torch.dtype = torch.float32, attention: str | None = None) -> Subject:
-    """A micro-model, ready for every probe.
+def micro_subject(kind: str, *, dtype: torch.dtype | None = None, attention: str | None = None) -> Subject:
+    """A micro-model, ready for every probe; `load_subject("micro-reader")` is the same.
 
     Args:
         kind: one of `KINDS`.
-        dtype: of the weights.
+        dtype: of the weights, float32 by default.
         attention: `sdpa` or `eager`; by default the first that is exact.
 
     Raises:
@@ -155,8 +154,12 @@ def micro_subject(kind: str, *, dtype: torch.dtype = torch.float32, attention: s
     """
     if kind not in _CIRCUITS:
         raise UnknownNameError("micro-model", kind, KINDS)
-    tokenizer = build_tokenizer()
-    config = LlamaConfig(
+    return load_subject(f"micro-{kind}", dtype=dtype, device="cpu", attention=attention)
+
+
+def micro_config(tokenizer: Any) -> LlamaConfig:
+    """The configuration of all micro-models."""
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
         num_hidden_layers=LAYERS,
@@ -171,24 +174,6 @@ def micro_subject(kind: str, *, dtype: torch.dtype = torch.float32, attention: s
         eos_token_id=tokenizer.eos_token_id,
         architectures=["LlamaForCausalLM"],
     )
-    adapter = architecture_of(config)
-    config._attn_implementation = attention or adapter.attention_backends[0]
-    model = LlamaForCausalLM(config).to(dtype).requires_grad_(False).eval()
-    weights = _weights(kind, tokenizer.get_vocab())
-    model.load_state_dict({name: weights[name].to(value.dtype) for name, value in model.state_dict().items()})
-    name = f"micro-{kind}"
-    identity = ModelIdentity(
-        name=name,
-        source="weights set by hand",
-        architecture=config.model_type,
-        weights_sha256=_sha256(weights),
-        tokenizer_sha256=tokenizer_sha256(tokenizer),
-        dtype=str(dtype).removeprefix("torch."),
-        attention=config._attn_implementation,
-        device="cpu",
-        parameters=model.num_parameters(),
-    )
-    return Subject(name, model, tokenizer, adapter, identity)
 
 
 def note_positions(context: TokenizedContext, tokenizer: Any) -> list[int]:
@@ -212,7 +197,7 @@ def word_codes(count: int) -> Tensor:
     return torch.from_numpy(np.concatenate([chirps.real, chirps.imag], axis=1))
 
 
-def _weights(kind: str, vocabulary: Mapping[str, int]) -> dict[str, Tensor]:
+def micro_weights(kind: str, vocabulary: Mapping[str, int]) -> dict[str, Tensor]:
     """Weights by their Hugging Face names, float64."""
     weights = _embeddings(vocabulary)
     # With this weight the norm divides by nearly what it multiplies with.
@@ -276,7 +261,7 @@ def _attention(heads: list[_Head], readers: int) -> dict[str, Tensor]:
 
 
 def _looking_back(offset: int, where: str) -> Tensor:
-    """Query `[head_dim, hidden]` whose score peaks at `offset` places back, at 56 nats and 8 above all others."""
+    """Query `[head_dim, hidden]` whose score peaks at `offset` places back, at 64 nats and 8 above all others."""
     half, count = HEAD_DIM // 2, len(_TURNING)
     angles = offset * _THETA ** (-torch.arange(count, dtype=torch.float64) / half)
     nats = HEAD_DIM**0.5 * torch.tensor(_TURNING, dtype=torch.float64)
@@ -322,7 +307,7 @@ def _still(name: str, place: int) -> list[int]:
     return channels[: len(_reading(name))]
 
 
-def _sha256(weights: Mapping[str, Tensor]) -> str:
+def weights_sha256(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())

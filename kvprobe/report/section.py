@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS = 3
-_PANEL = (3.5, 2.75)
+_PANEL = (3.6, 2.75)
 """Width and height of one axes with its labels, in inches."""
-_LARGER = {"font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 10}
+_PAGE = 0.8
+"""Width over height that the figure comes near to, as a page has it."""
+_TITLE, _TITLE_FITS = 10, 36
+"""Size of a title, and how many characters of it fit above one axes; longer ones are set smaller."""
+_SIZES = {
+    "font.size": 10,
+    "axes.titlesize": _TITLE,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 8.5,
+    "legend.fontsize": 11,
+}
 
 
 @dataclass(frozen=True)
@@ -83,15 +93,15 @@ def draw_section(section: SectionResult, failures: list[Failure]) -> tuple[Figur
     shown = [result for result in section.results if make_probe(result.config).has_main_plot()]
     if not shown:
         return None, []
-    columns = min(_COLUMNS, len(shown))
+    columns = math.ceil(math.sqrt(_PAGE * len(shown) * _PANEL[1] / _PANEL[0]))
     rows = -(-len(shown) // columns)
     caption = []
-    with styled(), rc_context(_LARGER):
+    with styled(), rc_context(_SIZES):
         figure = Figure(figsize=(columns * _PANEL[0], rows * _PANEL[1] + 0.7), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for result, letter, axes in zip(shown, letters(), grid, strict=False):
             try:
-                make_probe(result.config).plot_main(axes, panels(result))
+                _draw(axes, result)
             except Exception as error:
                 failures.append(failure_of(result.config.name, error))
                 axes.clear()
@@ -117,10 +127,8 @@ def sample_of(result: RunResult) -> str:
         if model.gate is None or not model.effects:
             counts.append(f"{short(model.name)} {model.status}")
             continue
-        clusters = max(effect.clusters for effect in model.effects)
-        counts.append(
-            f"{short(model.name)} {model.gate.included} pairs, {clusters} {result.config.statistics.cluster}s"
-        )
+        clusters = f"{max(effect.clusters for effect in model.effects)} {result.config.statistics.cluster}s"
+        counts.append(f"{short(model.name)} {model.gate.included} of {model.gate.generated} pairs, {clusters}")
     used = {verdict.effect.method for verdict in result.verdicts if verdict.effect}
     kinds = ", ".join(sorted(used - {"exact"})) or "none"
     return f"n: {'; '.join(counts)}. Intervals: {result.config.statistics.confidence:.0%}, {kinds}."
@@ -147,6 +155,17 @@ def section_markdown(section: SectionResult, folder: Path, caption: Sequence[str
         "Runs: " + ", ".join(f"{result.config.name} {result.hash[:SHORT_HASH]}" for result in section.results) + ".",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _draw(axes: Axes, result: RunResult) -> None:
+    drawn = panels(result)
+    if not any(panel.effects for panel in drawn):
+        axes.set_axis_off()
+        why = "\n".join(f"{short(model.name)}: {model.status}" for model in result.models.values())
+        axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=COLORS["grey"])
+        return
+    make_probe(result.config).plot_main(axes, drawn)
+    axes.title.set_fontsize(_TITLE * min(1.0, _TITLE_FITS / max(1, len(axes.get_title()))))
 
 
 def _name(axes: Axes, letter: str, result: RunResult) -> None:

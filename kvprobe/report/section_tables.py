@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvprobe.report.tables import STYLES, VerdictLine, markdown_table, short
+from kvprobe.report.tables import STATUS_STYLES, STYLES, VerdictLine, markdown_table, short
 from kvprobe.runs.claims import Outcome, Verdict
+from kvprobe.runs.results import RunResult, Status
 from kvprobe.runs.section import SectionResult
 
 HEADLINE, LOST = "★", "†"
@@ -29,22 +30,21 @@ def section_table(section: SectionResult, width: int = 80) -> Group:
     """All verdicts, claim by claim and model by model, and their counts, in at most `width` characters."""
     wide = width >= _WIDE
     names = [*_COLUMNS[:3], "n/cl/excl", *_COLUMNS[3:]] if wide else list(_COLUMNS)
-    lines = [(result.config.name, verdict) for result, verdict in section.verdicts()]
+    lines = section.verdicts()
     cells = [_cells(verdict, wide=wide) for _, verdict in lines]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     # What does not fit is taken from the intervals, which may go over two lines.
     widths[2] = max(12, min(widths[2], width - 2 - sum(widths) + widths[2] - 2 * (len(widths) - 1)))
     parts: list[RenderableType] = [_row(names, widths, "bold")]
-    before = ("", "")
-    for (experiment, verdict), row in zip(lines, cells, strict=True):
-        if experiment != before[0]:
-            question = next(r.config.question for r in section.results if r.config.name == experiment)
-            parts += [Text(), Text.assemble((experiment, "bold underline"), (f"  {question}", "dim"))]
-        if (experiment, verdict.claim) != before:
+    shown: tuple[str, str] = "", ""
+    for (result, verdict), row in zip(lines, cells, strict=True):
+        if result.hash != shown[0]:
+            parts += [Text(), *_heading(result)]
+        if (result.hash, verdict.claim) != shown:
             parts.append(Text.assemble((_claim(verdict), "bold"), (f"  {verdict.claim}", "dim")))
         style = STYLES[verdict.outcome][1]
         parts.append(_row(row, widths, "", style if verdict.survives else "yellow"))
-        before = experiment, verdict.claim
+        shown = result.hash, verdict.claim
     for failure in section.failures:
         told = Text.assemble((failure.experiment, "bold underline"), (f"  failed: {failure.message}", "bold red"))
         parts += [Text(), told]
@@ -98,6 +98,17 @@ def _cells(verdict: Verdict, *, wide: bool) -> list[str]:
     outcome = _outcome(verdict.outcome) + ("" if verdict.survives else f" {LOST}")
     counts = [line.counts] if wide else []
     return [line.model, line.paper, line.ours, *counts, _p(verdict.p_adjusted), outcome]
+
+
+def _heading(result: RunResult) -> Iterator[Text]:
+    """The experiment, its pairs that count, and why a model has none."""
+    yield Text.assemble((result.config.name, "bold underline"), (f"  {result.config.question}", "dim"))
+    gates = [(short(model.name), model.gate) for model in result.models.values() if model.gate is not None]
+    counted = ", ".join(f"{name} {gate.included} of {gate.generated}" for name, gate in gates)
+    yield Text(f"pairs that count: {counted or 'none'}", "dim")
+    for model in result.models.values():
+        if model.status is not Status.MEASURED:
+            yield Text(f"{short(model.name)}: {model.status}. {model.reason}", STATUS_STYLES[model.status])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], style: str, last_style: str = "") -> Table:

@@ -20,7 +20,7 @@ STYLES = {
     Outcome.INCONCLUSIVE: ("?", "yellow"),
     Outcome.NOT_APPLICABLE: ("–", "dim"),
 }
-_STATUS_STYLES = {Status.MEASURED: "green", Status.NOT_APPLICABLE: "yellow", Status.FAILED: "bold red"}
+STATUS_STYLES = {Status.MEASURED: "green", Status.NOT_APPLICABLE: "yellow", Status.FAILED: "bold red"}
 _COLUMNS = ("model", "paper", "ours", "n/cl/excl", "verdict")
 _KEY = "n/cl/excl: measurements that count / independent clusters / pairs left out by the gate"
 
@@ -102,7 +102,7 @@ def model_lines(result: RunResult) -> Group:
     """What became of each model: its status, gate and attrition."""
     lines = []
     for model in result.models.values():
-        status = str(model.status), _STATUS_STYLES[model.status]
+        status = str(model.status), STATUS_STYLES[model.status]
         lines.append(Text.assemble((f"{model.name}: ", "bold"), status, f". {model.reason}"))
     return Group(*lines)
 

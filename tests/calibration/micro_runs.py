@@ -19,7 +19,7 @@ from kvprobe.runs.preparation import labelled, make_cells, make_probe, make_task
 from kvprobe.stats import Effect
 from kvprobe.tasks.pairs import Pair
 
-_WANT_TWO_WORDINGS = ("linear_probe", "scrub")
+_WANT_TWO_WORDINGS = ("scrub",)
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "section3"
 
 

@@ -94,16 +94,15 @@ def test_specificity(kind: str) -> None:
     assert run.verdict("held-out-beats-matched-sets") == (REPRODUCED if whole else CONTRADICTED)
 
 
-@pytest.mark.parametrize("kind", ["note-taker", "reader", "both"])
+@pytest.mark.parametrize("kind", ["note-taker", "reader"])
 def test_injection(kind: str) -> None:
     run = micro_run("injection", kind, 8, random_draws=2, sizes=(1, 2))
-    whole = {"note-taker": 1.0, "reader": 0.0, "both": 0.5}[kind]
+    whole = float(kind == "note-taker")
     assert run.estimate("all_notes.recovery") == pytest.approx(whole, abs=EXACT)
     assert run.estimate("held_out_1.recovery") == pytest.approx(whole / 2, abs=EXACT)
     assert run.estimate("held_out_2.recovery") == pytest.approx(whole, abs=EXACT)
-    if kind != "both":
-        assert run.estimate("all_notes.flip_rate") == whole
-        assert run.verdict("margin-follows-the-notes") == (REPRODUCED if whole else CONTRADICTED)
+    assert run.estimate("all_notes.flip_rate") == whole
+    assert run.verdict("margin-follows-the-notes") == (REPRODUCED if whole else CONTRADICTED)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -151,7 +150,7 @@ def test_dissociation(kind: str) -> None:
     reader's full stops hold the value that the rule names: content, which turns the decision with the trigger alone.
     That patching from the donor recovers everything holds for both, so it tells nothing (critique ME6).
     """
-    run = micro_run("dissociation", kind, 10)
+    run = micro_run("dissociation", kind, 26)
     notes = kind == "note-taker"
     for name, recovery in (("trigger_only", 0), ("notes", 1), ("rule_rest", 1), ("after_rule", 0)):
         assert run.estimate(f"{name}.recovery") == pytest.approx(recovery, abs=EXACT)

@@ -21,7 +21,7 @@ EXACT = 5e-3
 @pytest.mark.parametrize("kind", ["note-taker", "unread-notes", "reader"])
 def test_linear_probe(kind: str) -> None:
     """Notes can be decoded whether or not anybody reads them: decoding is no evidence of use."""
-    run = micro_run("linear_probe", kind, 30, places=("field", "rule", "decision"), shuffles=1, folds=3, inner_folds=2)
+    run = micro_run("linear_probe", kind, 24, places=("field", "rule", "decision"), shuffles=1, folds=3, inner_folds=2)
     notes = kind != "reader"
     assert 0.25 < run.estimate("conclusion.field.accuracy") < 0.75
     # Without notes both prompts of a pair are equal there, and exactly one of two opposite answers is right.
@@ -57,7 +57,7 @@ def test_timing(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
 def test_direction(kind: str) -> None:
     """The note is one channel: moving along it is all, and half way between the classes the margin is 0."""
-    run = micro_run("direction", kind, 12, random_draws=2, search_steps=20)
+    run = micro_run("direction", kind, 12, random_draws=2, search_steps=10)
     notes = float(kind == "note-taker")
     assert run.estimate("full.recovery") == pytest.approx(notes, abs=EXACT)
     assert run.estimate("along.recovery") == pytest.approx(notes, abs=EXACT)
@@ -120,9 +120,9 @@ def test_attn_vs_mlp(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
 def test_sae(kind: str) -> None:
     """What does not depend on which features training finds: the notes as a whole, and clamps that change nothing."""
-    settings = SAESettings(features=64, k=8, vectors=4096)
-    few = {"training_pairs": 10, "site_pairs": 6, "permutations": 99, "cause_pairs": 2, "draws": 1, "sizes": (1, 3)}
-    run = micro_run("sae", kind, 12, sae=settings, **few)
+    settings = SAESettings(features=64, k=8, vectors=2048)
+    few = {"training_pairs": 6, "site_pairs": 4, "permutations": 99, "cause_pairs": 2, "draws": 1, "sizes": (1, 3)}
+    run = micro_run("sae", kind, 10, sae=settings, **few)
     assert run.estimate("full.recovery") == pytest.approx(float(kind == "note-taker"), abs=EXACT)
     assert run.estimate("self_clamp.recovery") == pytest.approx(0, abs=EXACT)
     assert run.estimate("matched_1.recovery") == pytest.approx(0, abs=0.1)

@@ -1,7 +1,6 @@
 """Small probes on fake models, for the tests of sections; a worker that loads its models from here knows them too.
 
-As a script, `python section_fakes.py RESULTS JOBS SECONDS`, it runs a section, SECONDS for each cell, and says when it
-has begun to measure; the tests stop it.
+As a script, `python section_fakes.py RESULTS JOBS`, it runs a section; the tests stop it.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from kvprobe.runs import ExperimentConfig, SectionResult, provenance, run_sectio
 from kvprobe.stats import Effect, StatisticsConfig
 
 LABELS = {"field_only.recovery": "field\nonly", "downstream.recovery": "downstream"}
+PAUSE = "KVPROBE_TEST_SECONDS_A_CELL"
 CLAIMS = [
     {"id": "local", "statement": "field_only.recovery < 0.15", "paper_value": 0.02, "source": "section 3"},
     {"id": "rest", "statement": "downstream.recovery < 0.5", "headline": True},
@@ -43,14 +43,13 @@ class Blocks(Probe):
     class Parameters(base.Parameters):
         """What goes wrong, and with which model."""
 
-        seconds: float = 0.0
         model: str = "blue"
         error: str = ""
         kill: str = ""
         times: int = 1
 
     def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Row]:
-        time.sleep(self.parameters.seconds)
+        time.sleep(float(os.environ.get(PAUSE, "0")))
         if subject.name == self.parameters.model:
             self._go_wrong()
         return FakeProbe().measure(subject, pairs, progress)
@@ -134,11 +133,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def main() -> None:
-    results, jobs, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     fix_provenance()
-    configs = [experiment(name, parameters={"seconds": seconds}) for name in ("one", "two")]
+    task = {"name": "gated_decision", "size": 12, "split": "all"}
+    configs = [experiment(name, task={**task, "seed": seed}) for seed, name in enumerate(("one", "two"))]
     try:
-        run(results, configs, jobs)
+        run(Path(sys.argv[1]), configs, int(sys.argv[2]))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -110,9 +110,13 @@ def test_processes_change_no_byte_and_a_killed_one_loses_nothing(tmp_path: Path)
     assert [event.fraction for event in seen if isinstance(event, events.Progress)][-1] == 1.0
 
 
-def start(results: Path, seconds: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, section_fakes.__file__, str(results), "2", str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(kvprobe.__file__).parents[1])}
+def start(results: Path, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, section_fakes.__file__, str(results), "2"]
+    environment = {
+        **os.environ,
+        section_fakes.PAUSE: str(seconds),
+        "PYTHONPATH": str(Path(kvprobe.__file__).parents[1]),
+    }
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 
@@ -130,7 +134,7 @@ def group_is_gone(group: int, seconds: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_with_its_workers_it_goes_on_to_the_same_bytes(tmp_path: Path, sent: signal.Signals) -> None:
-    with start(tmp_path / "whole", 0.0) as whole:
+    with start(tmp_path / "whole") as whole:
         pass
     assert whole.returncode == 0
     cut = start(tmp_path / "cut", 0.5)
@@ -144,7 +148,7 @@ def test_stopped_with_its_workers_it_goes_on_to_the_same_bytes(tmp_path: Path, s
     assert cut.wait(60) == (130 if sent is signal.SIGINT else -signal.SIGKILL)
     assert group_is_gone(cut.pid, 60)
     assert not list((tmp_path / "cut").rglob("summary.json"))
-    with start(tmp_path / "cut", 0.0) as rest:
+    with start(tmp_path / "cut") as rest:
         pass
     assert rest.returncode == 0
     measured = logged(tmp_path / "cut", "cell")

@@ -1,0 +1,53 @@
+"""Micro-models: their weights are set by hand while they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from kvprobe.models.config import ModelConfig
+from kvprobe.models.files import Progress
+from kvprobe.models.sources.base import SOURCES, Checkpoint, LoadSettings, ModelSource
+
+
+@SOURCES.register("micro")
+class MicroSource(ModelSource):
+    """A circuit of `kvprobe.organisms.micro`, whose kind is the name after `micro-`."""
+
+    @override
+    def is_here(self, config: ModelConfig) -> bool:
+        return True
+
+    @override
+    def pull(self, config: ModelConfig, progress: Progress) -> Path:
+        return Path()
+
+    @override
+    def open(self, config: ModelConfig, path: Path) -> Checkpoint:
+        from kvprobe.organisms.micro import micro_config, micro_weights, weights_sha256
+        from kvprobe.organisms.tokenizer import build_tokenizer
+
+        tokenizer = build_tokenizer()
+        weights = micro_weights(_kind(config), tokenizer.get_vocab())
+        return Checkpoint("weights set by hand", weights_sha256(weights), micro_config(tokenizer))
+
+    @override
+    def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
+        from transformers import LlamaForCausalLM
+
+        from kvprobe.organisms.micro import micro_config, micro_weights
+        from kvprobe.organisms.tokenizer import build_tokenizer
+
+        tokenizer = build_tokenizer()
+        configuration = micro_config(tokenizer)
+        configuration._attn_implementation = settings.attention
+        model = LlamaForCausalLM(configuration).to(settings.dtype)
+        weights = micro_weights(_kind(config), tokenizer.get_vocab())
+        model.load_state_dict({name: weights[name].to(value.dtype) for name, value in model.state_dict().items()})
+        return model.to(settings.device), tokenizer
+
+
+def _kind(config: ModelConfig) -> str:
+    return config.name.removeprefix("micro-")
