@@ -41,7 +41,7 @@ def list_models(tiers: Iterable[str] | None = None) -> list[ModelRow]:
     """
     wanted = None if tiers is None else set(tiers)
     configs = [model_config(name) for name in model_names()]
-    order = {"organism": 0, "pocket": 1, "paper": 2}
+    order = {"organism": 0, "micro": 1, "pocket": 2, "paper": 3}
     kept = [config for config in configs if wanted is None or config.tier in wanted]
 
     def place(config: ModelConfig) -> tuple[int, str, float]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from kvprobe.errors import ConfigError
 
-Tier = Literal["organism", "pocket", "paper", "local"]
+Tier = Literal["organism", "micro", "pocket", "paper", "local"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -46,7 +46,8 @@ class ModelConfig(BaseModel):
 
     Attributes:
         name: what experiments call it.
-        tier: `organism` (ships with kvprobe), `pocket` (runs on a CPU), `paper` (needs a GPU), `local` (a user's).
+        tier: `organism` (ships with kvprobe), `micro` (weights set by hand), `pocket` (runs on a CPU), `paper` (needs a
+            GPU), `local` (a user's).
         source: registered name of the way its files are reached.
         architecture: Hugging Face `model_type`, as far as known before loading.
         description: one line for `kvprobe models list`.

@@ -308,6 +308,7 @@ def _still(name: str, place: int) -> list[int]:
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
+    """sha256 of names and values."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())

@@ -171,7 +171,7 @@ def _draw(axes: Axes, result: RunResult) -> None:
 def _name(axes: Axes, letter: str, result: RunResult) -> None:
     """The letter and, since several experiments may share a probe, the experiment's name above the title."""
     style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
-    axes.annotate(letter, (0, 1), (-30, 16), fontsize=14, fontweight="bold", color=COLORS["ink"], **style)
+    axes.annotate(letter, (0, 1), (-34, 16), fontsize=14, fontweight="bold", color=COLORS["ink"], **style)
     axes.annotate(result.config.name, (0, 1), (-14, 18), fontsize=8, color=COLORS["grey"], **style)
 
 

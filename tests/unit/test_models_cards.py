@@ -26,7 +26,7 @@ def test_organisms_come_first(organism: Path) -> None:
     rows = list_models()
     assert (rows[0].name, rows[0].tier, rows[0].available, rows[0].supported) == ("fly", "organism", True, True)
     tiers = [row.tier for row in rows]
-    assert tiers == sorted(tiers, key=["organism", "pocket", "paper"].index)
+    assert tiers == sorted(tiers, key=["organism", "micro", "pocket", "paper"].index)
     assert {row.tier for row in list_models(["pocket"])} == {"pocket"}
 
 

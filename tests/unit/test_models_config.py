@@ -35,12 +35,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shipped_yaml_is_complete(name: str) -> None:
     config = model_config(name)
     assert config.source in SOURCES.names()
-    assert config.tier in ("pocket", "paper")
+    assert config.tier in ("micro", "pocket", "paper")
     assert config.architecture
     assert config.description.endswith(".")
     assert config.licence
     assert config.memory_gb
-    assert config.sha256 or config.tier == "paper"
+    assert config.sha256 or config.tier in ("micro", "paper")
     if config.tier == "paper":
         assert config.dtype.cuda == "bfloat16"
     if config.architecture == "gemma2":
