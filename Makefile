@@ -9,7 +9,7 @@ JOBS ?=
 READY := $(VENV)/.kvprobe-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce-section-3 report test test-slow lint types check organisms clean
+.PHONY: help install reproduce-section-3 calibrate report test test-slow lint types check organisms clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -25,6 +25,9 @@ install: $(READY) ## set up .venv with kvprobe and its tools
 reproduce-section-3: $(READY) ## section 3 of the paper on four model families: figure and verdict table
 	$(BIN)/kvprobe run experiments/section3 --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
 	  $(if $(JOBS),--jobs $(JOBS))
+
+calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other
+	$(BIN)/kvprobe run experiments/section3 --profile calibration --results $(RESULTS)-calibration
 
 report: $(READY) ## draw figures and write summaries of finished runs again
 	$(BIN)/kvprobe report $(RESULTS)
