@@ -100,13 +100,14 @@ def _comparisons(rows: pd.DataFrame, statistics: StatisticsConfig, floor: float)
     effects = []
     for size in [int(found[1]) for found in map(re.compile(r"held_out_(\d+)").fullmatch, map(str, margins)) if found]:
         chosen, control = margins[f"held_out_{size}"], margins[f"matched_{size}"]
-        for name, shift, whole in (
-            (f"lead_{size}.recovery", chosen - control, gap),
-            (f"held_out_{size}.share_of_full", chosen - pairs["m_base"], full),
-        ):
-            effects.append(
-                ratio_of_sums(name, shift, whole, clusters=clusters, statistics=statistics, noise_floor=floor)
-            )
+        ratios = [(f"lead_{size}.recovery", chosen - control, gap)]
+        # Where the whole stream moves nothing, there is nothing to share.
+        if abs(full.mean()) > floor:
+            ratios.append((f"held_out_{size}.share_of_full", chosen - pairs["m_base"], full))
+        effects += [
+            ratio_of_sums(name, shift, whole, clusters=clusters, statistics=statistics, noise_floor=floor)
+            for name, shift, whole in ratios
+        ]
     return effects
 
 
@@ -130,13 +131,16 @@ def _cause_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Eff
     clamped = rows[(rows["place"] == decoder[0]) & (rows["feature"] == decoder[1])]
     shift, gap = clamped["margin"] - clamped["m_base"], clamped["m_donor"] - clamped["m_base"]
     of_clamped = {"clusters": clamped[statistics.cluster], "statistics": statistics}
-    against = "decoding_against_cause.rank_correlation"
-    return [
-        bootstrapped(against, by_pair, correlation, clusters=clusters, statistics=few),
+    effects = [
         ratio_of_sums("best_decoder.recovery", shift, gap, **of_clamped),
         maximum("best_decoder.auc", [0.5 + abs(table.loc[decoder, "auc"] - 0.5)], unit="fraction"),
         maximum("best_cause.auc", [0.5 + abs(table.loc[cause, "auc"] - 0.5)], unit="fraction"),
     ]
+    # Where no feature moves the decision at all, causes have no ranks.
+    if np.ptp(distance) and np.ptp(by_pair.to_numpy().mean(axis=0)):
+        against = "decoding_against_cause.rank_correlation"
+        effects.append(bootstrapped(against, by_pair, correlation, clusters=clusters, statistics=few))
+    return effects
 
 
 def decoding_and_cause(rows: pd.DataFrame) -> pd.DataFrame:

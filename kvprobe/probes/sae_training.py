@@ -82,7 +82,7 @@ def load_sae(folder: Path, device: torch.device) -> Any:
 
 
 def train_sae(subject: Subject, hook: str, prompts: Sequence[Sequence[int]], settings: SAESettings) -> Any:
-    """SAELens' `TopKTrainingSAE` after training, inputs scaled by their mean norm and the scale folded in.
+    """SAELens' `TopKTrainingSAE` after training, inputs centred and scaled by their mean norm, both folded in.
 
     Raises:
         SampleError: the prompts hold fewer vectors than one batch.
@@ -114,10 +114,14 @@ def train_sae(subject: Subject, hook: str, prompts: Sequence[Sequence[int]], set
         n_batches_for_norm_estimate=_BATCHES_FOR_THE_NORM,
     )
     # SAELens draws initial weights from torch's global generator and draws its progress bars on stderr.
+    mean = vectors.mean(0)
     with torch.random.fork_rng(), redirect_stderr(io.StringIO()):
         torch.manual_seed(settings.seed)
         sae = TopKTrainingSAE(sae_config)
-        SAETrainer(trainer_config, sae, _batches(vectors, settings)).fit()
+        SAETrainer(trainer_config, sae, _batches(vectors - mean, settings)).fit()
+    with torch.no_grad():
+        # Trained about the mean: a large channel that is the same everywhere would take all of a short training.
+        sae.b_dec += mean
     sae.cfg.metadata[_TRAINING_FVU] = fraction_unexplained(sae, vectors)
     return sae
 

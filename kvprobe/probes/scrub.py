@@ -125,7 +125,9 @@ class Scrub(Probe):
 
     def _samplers(self, population: Sequence[Prompt], number: int) -> dict[Wordings, DonorSampler]:
         generator = np.random.Generator(np.random.PCG64([self.parameters.seed, number]))
-        wordings: tuple[Wordings, ...] = ("same", "other")
+        # In a task of one wording no donor is worded otherwise, and those arms are left out.
+        several = len({prompt.pair.scenario.wording for prompt in population}) > 1
+        wordings: tuple[Wordings, ...] = ("same", "other") if several else ("same",)
         return {kind: DonorSampler(population, kind, self.parameters.minimum_donors, generator) for kind in wordings}
 
     def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
@@ -201,9 +203,8 @@ class _Scrubs:
         nodes = hypotheses(self.prompt.pair, held_out, own.note_size)
         for draw in range(own.draws):
             scrubs += [(arm, own.note_size, draw, self._run(nodes[arm])) for arm in ARMS]
-            scrubs += [
-                (f"{arm}_other_wording", own.note_size, draw, self._run(nodes[arm], "other")) for arm in OTHER_WORDING
-            ]
+            for arm in OTHER_WORDING if "other" in self.samplers else ():
+                scrubs.append((f"{arm}_other_wording", own.note_size, draw, self._run(nodes[arm], "other")))
         for ranking, order in self.orders.items():
             for size in (size for size in own.sizes if size < len(order)):
                 nodes = hypotheses(self.prompt.pair, order, size)

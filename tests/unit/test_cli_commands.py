@@ -69,7 +69,7 @@ def test_help_loads_nothing_heavy() -> None:
     [
         (["run", "nowhere.yaml"], "There is no experiment file nowhere.yaml"),
         (["run", "localty"], "There is no experiment named 'localty'; did you mean 'locality'"),
-        (["run", EXPERIMENT, "--profile", "huge"], "there is no profile 'huge'; known: full, quick."),
+        (["run", EXPERIMENT, "--profile", "huge"], "there is no profile 'huge'; known: full, quick"),
         (["run", EXPERIMENT, "--models", "smollm2-135", "--dry-run"], "did you mean 'smollm2-135m'"),
         (["models", "card", "gemma3-270"], "did you mean 'gemma3-270m'"),
         (["models", "pull", "./nothing.gguf"], "There is no file or folder nothing.gguf"),

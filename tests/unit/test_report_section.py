@@ -100,7 +100,7 @@ def test_the_report_names_all_and_can_be_followed(section: SectionResult) -> Non
     for result in section.results:
         assert (folder / f"{result.config.name}/{result.hash[:12]}/report.md").is_file()
         assert f"]({result.config.name}/{result.hash[:12]}/report.md)" in text
-    assert "- **A**, steady: What does steady recover? n: red 12 pairs" in text
+    assert "- **A**, steady: What does steady recover? n: red 12 of 12 pairs" in text
     assert "Intervals: 95%, cluster t." in text
     assert "failed: RuntimeError: out of luck" in text
     drawn = "".join(ElementTree.parse(report.figures[1]).getroot().itertext())
@@ -188,9 +188,17 @@ def test_report_draws_the_sections_again(section: SectionResult, monkeypatch: py
 
 
 def test_places_without_an_experiment_stay_empty(section: SectionResult) -> None:
-    four = SectionResult("section3", section.results[:1] * 4)
-    figure, caption = draw_section(four, [])
+    three = SectionResult("section3", section.results[:1] * 3)
+    figure, caption = draw_section(three, [])
     assert figure is not None
-    assert len(caption) == 4
-    assert [bool(axes.axison) for axes in figure.axes] == [True] * 4 + [False] * 2
+    assert len(caption) == 3
+    assert [bool(axes.axison) for axes in figure.axes] == [True] * 3 + [False]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["red", "blue", "the paper's value"]
+
+
+def test_an_experiment_without_any_measured_model_says_so(tmp_path: Path) -> None:
+    failed = run(tmp_path, [experiment("failed", models=["broken"])], 1)
+    figure, _ = draw_section(failed, [])
+    assert figure is not None
+    assert [text.get_text() for text in figure.axes[0].texts][:1] == ["broken: failed"]
+    assert "broken: failed. The weights of broken are truncated; pull them again." in shown(failed, 120)
