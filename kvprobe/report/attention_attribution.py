@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, levels
+from kvprobe.report.doses import levels
 from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def attention_attribution_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     measured = [panel for panel in panels if panel.effects]
     width = 0.8 / max(1, len(measured))
     for number, panel in enumerate(measured):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+        color = model_color(panels, panel)
         for place, name in enumerate(_MASSES):
             if name not in panel.effects:
                 continue

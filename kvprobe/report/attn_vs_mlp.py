@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, levels
+from kvprobe.report.doses import levels
 from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,8 +112,8 @@ def _draw_sources(axes: Axes, panel: Panel) -> None:
 def attn_vs_mlp_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Attention's share at the note (solid) and at the decision (dashed) over the depth, all models."""
     levels(axes, 0.5)
-    for number, panel in enumerate(panel for panel in panels if panel.effects):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+    for panel in (panel for panel in panels if panel.effects):
+        color = model_color(panels, panel)
         for place, style in (("note", "-"), ("decision", "--")):
             layers = _layers_of(panel, f"{place}.attention_share")
             shares = [panel.effects[f"{place}.attention_share_{layer}"].estimate for layer in layers]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS
 from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def chain_knockout_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     measured = [panel for panel in panels if panel.effects]
     for number, panel in enumerate(measured):
         offset = (number - (len(measured) - 1) / 2) * 0.8 / max(1, len(measured))
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+        color = model_color(panels, panel)
         _draw_arms(axes, panel, "field_only", offset, color=color, marker="o", label=panel.model)
     _arm_axis(axes)
     axes.set_title("After a chain, by what was hidden")

@@ -12,8 +12,9 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.probes.field_position import SLOTS, cell_name
-from kvprobe.report.doses import MODEL_COLORS, levels
+from kvprobe.report.doses import levels
 from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, styled
+from kvprobe.report.models import model_color
 from kvprobe.stats import Effect
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def field_position_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Field-only recovery over the mean distance from field to decision, all models."""
     levels(axes, 0.0, 1.0)
     for number, panel in enumerate(panel for panel in panels if panel.effects):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+        color = model_color(panels, panel)
         points = sorted((_distance(panel.rows, cell), _field_only(panel, cell)) for cell in _cells([panel]))
         # Dodged, since all models have the same distances.
         distances = [distance * 1.03**number for distance, _ in points]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, dose_axis, dose_key, draw_dose, levels, sizes_of
+from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,8 +92,8 @@ def heads_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Read heads ranked on other skeletons, all models; crosses: as many heads of the same layers."""
     measured = [panel for panel in panels if panel.effects]
     levels(axes, 0.0, 1.0)
-    for number, panel in enumerate(measured):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+    for panel in measured:
+        color = model_color(panels, panel)
         draw_dose(axes, panel, "read_held_out", "recovery", color=color, label=panel.model)
         draw_dose(axes, panel, "read_matched", "recovery", color=color, marker="x", ms=6)
         dose_axis(axes, sizes_of(panel, "read_held_out", "recovery"), "read heads")

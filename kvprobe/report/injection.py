@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, dose_axis, dose_key, draw_dose, levels, sizes_of
+from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +50,8 @@ def injection_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """The margin's shift (solid) and the turned decisions (dashed) by held-out dose, all models."""
     measured = [panel for panel in panels if panel.effects]
     levels(axes, 0.0, 1.0)
-    for number, panel in enumerate(measured):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+    for panel in measured:
+        color = model_color(panels, panel)
         draw_dose(axes, panel, "held_out", "recovery", color=color, label=panel.model)
         draw_dose(axes, panel, "held_out", "flip_rate", color=color, ls="--", marker="")
         dose_axis(axes, sizes_of(panel, "held_out", "recovery"), "injected positions")

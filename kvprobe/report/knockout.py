@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, dose_key, draw_dose, levels, sizes_of
+from kvprobe.report.doses import dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, draw_effects, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,8 +65,8 @@ def draw_knockout(panels: Sequence[Panel]) -> Figure:
 def knockout_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """What is erased by hiding the positions of high effect (solid) or as much attention (dashed), all models."""
     levels(axes, 0.0, 1.0)
-    for number, panel in enumerate(panel for panel in panels if panel.effects):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+    for panel in (panel for panel in panels if panel.effects):
+        color = model_color(panels, panel)
         draw_dose(axes, panel, "effect", "erased", color=color, label=panel.model)
         draw_dose(axes, panel, "equal_mass", "erased", color=color, ls="--", marker="")
     axes.set_xlabel("hidden share of positions (%)")

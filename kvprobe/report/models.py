@@ -19,6 +19,11 @@ def color_of(number: int) -> str:
     return MODEL_COLORS[number % len(MODEL_COLORS)]
 
 
+def model_color(panels: Sequence[Panel], panel: Panel) -> str:
+    """The colour of one of the models, by its place among all, so that an unmeasured one shifts no other's colour."""
+    return color_of([each.model for each in panels].index(panel.model))
+
+
 def draw_by_model(
     axes: Axes, panels: Sequence[Panel], labels: Mapping[str, str], limits: tuple[float, float] = (-0.5, 1.5)
 ) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, levels
+from kvprobe.report.doses import levels
 from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +68,7 @@ def off_template_panel(axes: Axes, panels: Sequence[Panel]) -> None:
             fmt="o",
             ms=4,
             lw=1.2,
-            color=MODEL_COLORS[number % len(MODEL_COLORS)],
+            color=model_color(panels, panel),
             label=panel.model,
         )
     axes.set_xticks(range(len(_INTERVENTIONS)), [label for label, _ in _INTERVENTIONS.values()])

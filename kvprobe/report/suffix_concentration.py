@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS, dose_axis, dose_key, draw_dose, levels, sizes_of
+from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,8 +60,8 @@ def draw_suffix_concentration(panels: Sequence[Panel]) -> Figure:
 def suffix_concentration_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Suffixes (solid) and prefixes (dashed) of growing length, all models."""
     levels(axes, 0.0, 1.0)
-    for number, panel in enumerate(panel for panel in panels if panel.effects):
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+    for panel in (panel for panel in panels if panel.effects):
+        color = model_color(panels, panel)
         draw_dose(axes, panel, "suffix", "recovery", color=color, label=panel.model)
         draw_dose(axes, panel, "prefix", "recovery", color=color, ls="--", marker="")
     axes.set_xlabel("transplanted share of tokens (%)")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvprobe.probes.base import Panel
 from kvprobe.probes.wording import CONTEXTS
-from kvprobe.report.doses import MODEL_COLORS
 from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def wording_panel(axes: Axes, panels: Sequence[Panel]) -> None:
         effects = [panel.effects[f"{mode}.stale.{line}.new_rate"] for line in _LINES]
         errors = [[e.estimate - e.low for e in effects], [e.high - e.estimate for e in effects]]
         places = [place + shift for place in range(len(_LINES))]
-        color = MODEL_COLORS[number % len(MODEL_COLORS)]
+        color = model_color(panels, panel)
         estimates = [e.estimate for e in effects]
         axes.errorbar(places, estimates, yerr=errors, fmt="o", ms=4, lw=1.2, color=color, label=panel.model)
     axes.set_xticks(range(len(_LINES)), list(_LINES.values()), rotation=40, ha="right", rotation_mode="anchor")

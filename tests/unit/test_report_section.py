@@ -17,7 +17,7 @@ from kvprobe.cli import look
 from kvprobe.cli.app import app
 from kvprobe.errors import StoreError
 from kvprobe.probes.base import Panel
-from kvprobe.report.models import draw_by_model
+from kvprobe.report.models import draw_by_model, model_color
 from kvprobe.report.section import Reports, draw_section, letters, write_section
 from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
 from kvprobe.runs import RunResult, SectionResult, provenance
@@ -146,7 +146,7 @@ def test_a_model_keeps_its_colour_where_another_is_missing() -> None:
         handles, labels = axes.get_legend_handles_labels()
         colors.append(handles[labels.index("second")][0].get_color())
         assert -0.6 <= axes.get_ylim()[0] < axes.get_ylim()[1] <= 1.6
-    assert colors[0] == colors[1]
+    assert colors[0] == colors[1] == model_color(panels, panels[1]) != model_color(panels, panels[0])
 
 
 def results_of(section: SectionResult, monkeypatch: pytest.MonkeyPatch) -> Path:
