@@ -17,7 +17,7 @@ Field and rest need not add up, so their interaction and the Shapley split are r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pandas as pd
 from pydantic import Field
@@ -25,10 +25,11 @@ from pydantic import Field
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch
-from kvprobe.engine.readout import Readout, read, read_rows
+from kvprobe.engine.readout import read, read_rows
 from kvprobe.engine.sweep import run_patches
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
+from kvprobe.probes.decisions import decision_row
 from kvprobe.probes.measures import change_by_layer, change_effects, decision_effects, shapley_split
 from kvprobe.probes.unedited import prefilled_in_two_pieces
 from kvprobe.stats import Effect, StatisticsConfig, maximum
@@ -88,7 +89,9 @@ class Locality(Probe):
             "mass_donor": donor.mass,
             "noise_floor": floor,
         }
-        decisions = [_decision(name, patches[name], base, reading) for name, reading in readings.items()]
+        decisions = [
+            decision_row(name, base, reading, len(patches[name].positions)) for name, reading in readings.items()
+        ]
         regions = {"before": Span(0, pair.field.start), "field": pair.field, "downstream": pair.downstream}
         return [{**common, **row} for row in decisions + change_by_layer(stale.cache, oracle.cache, regions)]
 
@@ -130,18 +133,4 @@ def interventions(pair: Pair, stale: KVCache, oracle: KVCache, again: KVCache) -
         "full_downstream": KVPatch(field + rest, oracle),
         "no_op": KVPatch(field + rest, stale, no_op=True),
         "same_value": KVPatch(field + rest, again, no_op=True),
-    }
-
-
-def _decision(name: str, patch: KVPatch, base: Readout, reading: Readout) -> dict[str, Any]:
-    return {
-        "measurement": "decision",
-        "intervention": name,
-        "positions": len(patch.positions),
-        "margin": reading.margin,
-        "probability_base": reading.probability_base,
-        "probability_donor": reading.probability_donor,
-        "mass": reading.mass,
-        "flipped": (reading.margin > 0) != (base.margin > 0),
-        "argmax_flipped": reading.argmax != base.argmax,
     }
