@@ -47,6 +47,7 @@ class Blocks(Probe):
         error: str = ""
         kill: str = ""
         times: int = 1
+        after: str = ""
 
     def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Row]:
         time.sleep(float(os.environ.get(PAUSE, "0")))
@@ -59,6 +60,8 @@ class Blocks(Probe):
             raise RuntimeError(self.parameters.error)
         if self.parameters.kill:
             deaths = Path(self.parameters.kill)
+            while self.parameters.after and not Path(self.parameters.after).exists():
+                time.sleep(0.01)
             died = len(deaths.read_text()) if deaths.exists() else 0
             if died < self.parameters.times:
                 deaths.write_text("x" * (died + 1))

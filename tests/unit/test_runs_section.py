@@ -86,9 +86,11 @@ def test_models_stay_loaded_from_one_experiment_to_the_next(tmp_path: Path, monk
 
 def test_processes_change_no_byte_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
     deaths = tmp_path / "deaths"
+    # Its worker dies after the other's: one that is ended with the pool before it died would die in its second try.
+    later = {"kill": str(tmp_path / "more"), "times": 9, "after": str(deaths)}
     configs = [
         experiment("blocks", parameters={"kill": str(deaths)}),
-        experiment("doomed", models=["blue", "red"], parameters={"kill": str(tmp_path / "more"), "times": 9}),
+        experiment("doomed", models=["blue", "red"], parameters=later),
         experiment("together", probe="test_together"),
     ]
     deaths.write_text("x")  # nothing dies in this process
