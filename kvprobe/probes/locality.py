@@ -31,7 +31,7 @@ from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.decisions import decision_row
 from kvprobe.probes.measures import change_by_layer, change_effects, decision_effects, shapley_split
-from kvprobe.probes.unedited import prefilled_in_two_pieces
+from kvprobe.probes.unedited import Unedited, prefilled_in_two_pieces
 from kvprobe.stats import Effect, StatisticsConfig, maximum
 from kvprobe.tasks.context import Span
 from kvprobe.tasks.pairs import Pair
@@ -71,7 +71,8 @@ class Locality(Probe):
     def _measure_pair(self, subject: Subject, pair: Pair) -> list[Row]:
         answers = pair.base_answer_id, pair.donor_answer_id
         stale, oracle = (prefill(subject, context.token_ids) for context in (pair.base, pair.donor))
-        patches = interventions(pair, stale.cache, oracle.cache, prefilled_in_two_pieces(subject, pair))
+        again = prefilled_in_two_pieces(subject, pair)
+        patches = interventions(pair, stale.cache, oracle.cache, again)
         rerun = {"batch_size": self.parameters.batch_size}
         logits = run_patches(subject, pair.base.token_ids, stale.cache, [(), *patches.values()], **rerun)
         base, *edited = read_rows(logits, *answers)
@@ -82,13 +83,7 @@ class Locality(Probe):
             abs(donor.margin - read(oracle.logits, *answers).margin),
             abs(base.margin - readings["same_value"].margin),
         )
-        common = {
-            "m_base": base.margin,
-            "m_donor": donor.margin,
-            "mass_base": base.mass,
-            "mass_donor": donor.mass,
-            "noise_floor": floor,
-        }
+        common = Unedited(stale.cache, oracle.cache, again, base, donor, floor).common()
         decisions = [
             decision_row(name, base, reading, len(patches[name].positions)) for name, reading in readings.items()
         ]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, panel_grid, styled
+from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, first_measured, panel_grid, styled
 from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def draw_attention_attribution(panels: Sequence[Panel]) -> Figure:
         layers[0].set_ylabel("attention mass")
         causes[0].set_ylabel("recovery when\ntransplanted alone")
         figure.suptitle("Where does the decision look, and does it act from there?", fontsize=11)
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             lines = layers[measured].get_legend_handles_labels()[0]
             other = Line2D([], [], marker="o", ls="", ms=4, mew=0, color=_KINDS["other"], label="other position")

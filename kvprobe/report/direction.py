@@ -9,7 +9,16 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, panel_grid, styled
+from kvprobe.report.figures import (
+    COLORS,
+    draw_effects,
+    draw_profile,
+    effect_key,
+    first_measured,
+    panel_grid,
+    recovery_by_skeleton,
+    styled,
+)
 from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
@@ -58,7 +67,7 @@ def draw_direction(panels: Sequence[Panel]) -> Figure:
         top[0].set_ylabel("recovery of the new decision\n(last: share of it lost)")
         bottom[0].set_ylabel("recovery")
         figure.suptitle("Does one direction of the notes carry the conclusion to other skeletons?", fontsize=11)
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             lines = bottom[measured].get_legend_handles_labels()[0]
             figure.legend(
@@ -82,9 +91,7 @@ def _by_skeleton(rows: pd.DataFrame, effect: str) -> pd.Series:
     part = rows[(rows["intervention"] == effect.rsplit(".", 1)[0]) & rows["chosen"].astype(bool)]
     lost, gained = part["m_donor"] - part["margin"], part["margin"] - part["m_base"]
     shift = lost if effect.endswith(".drop") else gained
-    sums = part.assign(shift=shift, gap=part["m_donor"] - part["m_base"])
-    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
-    return totals["shift"] / totals["gap"]
+    return recovery_by_skeleton(part, shift)
 
 
 def _profiles(rows: pd.DataFrame) -> Mapping[str, tuple[pd.Series, str, str]]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import draw_side_by_side, levels
-from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, styled
+from kvprobe.report.doses import levels
+from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, recovery_by_skeleton, styled
+from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,15 +54,12 @@ def draw_dissociation(panels: Sequence[Panel]) -> Figure:
 
 def dissociation_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Recovery by what was transplanted, all models side by side."""
-    measured = [panel for panel in panels if panel.effects]
     levels(axes, 0.0, 1.0)
-    draw_side_by_side(axes, measured, _SHORT)
+    draw_by_model(axes, panels, _SHORT)
     axes.set_ylabel("recovery")
     axes.set_title("Notes: conclusion or content?")
 
 
 def _by_skeleton(rows: pd.DataFrame, effect: str) -> pd.Series:
     part = rows[(rows["intervention"] == effect.removesuffix(".recovery")) & rows["source_right"].astype(bool)]
-    sums = part.assign(shift=part["margin"] - part["m_base"], gap=part["m_donor"] - part["m_base"])
-    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
-    return totals["shift"] / totals["gap"]
+    return recovery_by_skeleton(part)

@@ -1,4 +1,4 @@
-"""Effects over the number of positions they act on, and effects of several models side by side."""
+"""Effects over the number of positions they act on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from kvprobe.report.figures import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-MODEL_COLORS = tuple(COLORS[name] for name in ("blue", "vermilion", "green", "purple", "orange", "sky"))
-"""Colours of the models where several share one axes."""
 
 
 def sizes_of(panel: Panel, selection: str, metric: str) -> list[int]:
@@ -46,27 +43,6 @@ def draw_dose(
     }
     if paper:
         axes.plot(list(paper), list(paper.values()), "D", ms=5, mfc="white", mec=color, mew=1.2, zorder=4)
-
-
-def draw_side_by_side(axes: Axes, panels: Sequence[Panel], names: Mapping[str, str]) -> None:
-    """Effects with their intervals, all models at each effect's place; `names` gives the labels."""
-    step = 0.7 / max(1, len(panels))
-    for number, panel in enumerate(panels):
-        shown = {place: panel.effects[name] for place, name in enumerate(names) if name in panel.effects}
-        # An unbounded end must not stretch the axis.
-        below = [effect.estimate - max(effect.low, effect.estimate - 2) for effect in shown.values()]
-        above = [min(effect.high, effect.estimate + 2) - effect.estimate for effect in shown.values()]
-        axes.errorbar(
-            [place + step * (number - (len(panels) - 1) / 2) for place in shown],
-            [effect.estimate for effect in shown.values()],
-            yerr=[below, above],
-            fmt="o",
-            ms=4,
-            lw=1.2,
-            color=MODEL_COLORS[number % len(MODEL_COLORS)],
-            label=panel.model,
-        )
-    axes.set_xticks(range(len(names)), list(names.values()))
 
 
 def dose_axis(axes: Axes, sizes: Sequence[int], label: str = "patched positions") -> None:

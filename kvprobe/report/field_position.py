@@ -13,7 +13,7 @@ import pandas as pd
 from kvprobe.probes.base import Panel
 from kvprobe.probes.field_position import SLOTS, cell_name
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, styled
+from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, recovery_by_skeleton, styled
 from kvprobe.report.models import model_color
 from kvprobe.stats import Effect
 
@@ -133,6 +133,4 @@ def _label(cell: _Cell, cells: Sequence[_Cell]) -> str:
 
 def _by_skeleton(rows: pd.DataFrame) -> pd.Series:
     part = rows[rows["intervention"] == "field_only"]
-    sums = part.assign(shift=part["margin"] - part["m_base"], gap=part["m_donor"] - part["m_base"])
-    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
-    return totals["shift"] / totals["gap"]
+    return recovery_by_skeleton(part)

@@ -98,6 +98,11 @@ def panel_grid(panels: Sequence[Panel], heights: Sequence[float]) -> tuple[Figur
     return figure, [list(row) for row in grid]
 
 
+def first_measured(panels: Sequence[Panel]) -> int | None:
+    """The column whose lines a legend can show; `None` where no model was measured."""
+    return next((column for column, panel in enumerate(panels) if panel.effects), None)
+
+
 def draw_effects(axes: Axes, panel: Panel, names: Mapping[str, tuple[str, str]], dots: Mapping[str, pd.Series]) -> None:
     """Effects side by side, each with its interval, its clusters as dots and the paper's value.
 
@@ -119,6 +124,17 @@ def draw_effects(axes: Axes, panel: Panel, names: Mapping[str, tuple[str, str]],
     axes.set_xlim(-0.55, len(names) - 0.45)
     axes.set_xticks(range(len(names)), [label for label, _ in names.values()])
     axes.tick_params(axis="x", length=0)
+
+
+def recovery_by_skeleton(rows: pd.DataFrame, shift: pd.Series | None = None) -> pd.Series:
+    """Each skeleton's recovery as ratio of sums, for the dots of `draw_effects`.
+
+    `rows` has `skeleton`, `margin`, `m_base` and `m_donor` (logits); `shift`, where it is not margin - m_base.
+    """
+    moved = rows["margin"] - rows["m_base"] if shift is None else shift
+    sums = rows.assign(shift=moved, gap=rows["m_donor"] - rows["m_base"])
+    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
+    return totals["shift"] / totals["gap"]
 
 
 def draw_profile(axes: Axes, profiles: Mapping[str, tuple[pd.Series, str, str]]) -> None:

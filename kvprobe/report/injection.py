@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, panel_grid, styled
-from kvprobe.report.models import model_color
+from kvprobe.report.models import draw_doses_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,12 +48,9 @@ def draw_injection(panels: Sequence[Panel]) -> Figure:
 
 def injection_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """The margin's shift (solid) and the turned decisions (dashed) by held-out dose, all models."""
-    measured = [panel for panel in panels if panel.effects]
     levels(axes, 0.0, 1.0)
-    for panel in measured:
-        color = model_color(panels, panel)
-        draw_dose(axes, panel, "held_out", "recovery", color=color, label=panel.model)
-        draw_dose(axes, panel, "held_out", "flip_rate", color=color, ls="--", marker="")
+    draw_doses_by_model(axes, panels, ("held_out", "recovery"), ("held_out", "flip_rate"))
+    for panel in (panel for panel in panels if panel.effects):
         dose_axis(axes, sizes_of(panel, "held_out", "recovery"), "injected positions")
     axes.set_ylabel("share")
     axes.set_title("Injected notes: shift; dashed: flips")

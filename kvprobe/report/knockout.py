@@ -9,8 +9,8 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import dose_key, draw_dose, levels, sizes_of
-from kvprobe.report.figures import COLORS, draw_effects, panel_grid, styled
-from kvprobe.report.models import model_color
+from kvprobe.report.figures import COLORS, draw_effects, first_measured, panel_grid, styled
+from kvprobe.report.models import draw_doses_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def draw_knockout(panels: Sequence[Panel]) -> Figure:
         erased[0].set_ylabel("erased share of the gap\nbetween new and stale")
         bands[0].set_ylabel("decisions for the new\nvalue, field only")
         figure.suptitle("What is decided when the decision token cannot see the notes?", fontsize=11)
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             lines = [line for row in (decisions, erased) for line in row[measured].get_legend_handles_labels()[0]]
             key = dose_key({}, paper=any(panel.paper for panel in panels))
@@ -65,10 +65,7 @@ def draw_knockout(panels: Sequence[Panel]) -> Figure:
 def knockout_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """What is erased by hiding the positions of high effect (solid) or as much attention (dashed), all models."""
     levels(axes, 0.0, 1.0)
-    for panel in (panel for panel in panels if panel.effects):
-        color = model_color(panels, panel)
-        draw_dose(axes, panel, "effect", "erased", color=color, label=panel.model)
-        draw_dose(axes, panel, "equal_mass", "erased", color=color, ls="--", marker="")
+    draw_doses_by_model(axes, panels, ("effect", "erased"), ("equal_mass", "erased"))
     axes.set_xlabel("hidden share of positions (%)")
     axes.set_ylabel("erased share of the gap")
     axes.set_title("Notes hidden; dashed: equal attention")

@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, panel_grid, styled
+from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, first_measured, panel_grid, styled
 from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def draw_linear_probe(panels: Sequence[Panel]) -> Figure:
         for row, lowest in zip(rows, (0.4, 0.4, 0.0), strict=True):
             row[0].set_ylim(lowest, 1.03)
         figure.suptitle('Linear probes of "the first case fires": chance is 0.5', fontsize=11)
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             lines = rows[0][measured].get_legend_handles_labels()[0]
             key = [handle for handle in effect_key("") if handle.get_label()]

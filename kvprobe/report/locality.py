@@ -9,7 +9,16 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_effects, draw_profile, effect_key, panel_grid, styled
+from kvprobe.report.figures import (
+    COLORS,
+    draw_effects,
+    draw_profile,
+    effect_key,
+    first_measured,
+    panel_grid,
+    recovery_by_skeleton,
+    styled,
+)
 from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
@@ -40,7 +49,7 @@ def draw_locality(panels: Sequence[Panel]) -> Figure:
         top[0].set_ylabel("recovery of the new decision")
         bottom[0].set_ylabel("relative change\nof keys and values")
         figure.suptitle("Which cache entries carry a changed field's effect on the decision?", fontsize=11)
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             key = effect_key("one skeleton")
             lines = bottom[measured].get_legend_handles_labels()[0]
@@ -63,9 +72,7 @@ def _draw_recovery(axes: Axes, panel: Panel) -> None:
 
 def _by_skeleton(rows: pd.DataFrame, effect: str) -> pd.Series:
     part = rows[rows["intervention"] == effect.removesuffix(".recovery")]
-    sums = part.assign(shift=part["margin"] - part["m_base"], gap=part["m_donor"] - part["m_base"])
-    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
-    return totals["shift"] / totals["gap"]
+    return recovery_by_skeleton(part)
 
 
 def _profiles(rows: pd.DataFrame) -> dict[str, tuple[pd.Series, str, str]]:

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import MODEL_COLORS
+from kvprobe.report.doses import draw_dose
+from kvprobe.report.figures import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+MODEL_COLORS = tuple(COLORS[name] for name in ("blue", "vermilion", "green", "purple", "orange", "sky"))
+"""Colours of the models where several share one axes."""
 
 
 def color_of(number: int) -> str:
@@ -22,6 +26,14 @@ def color_of(number: int) -> str:
 def model_color(panels: Sequence[Panel], panel: Panel) -> str:
     """The colour of one of the models, by its place among all, so that an unmeasured one shifts no other's colour."""
     return color_of([each.model for each in panels].index(panel.model))
+
+
+def draw_doses_by_model(axes: Axes, panels: Sequence[Panel], solid: tuple[str, str], dashed: tuple[str, str]) -> None:
+    """Two curves `(selection, metric)` of each measured model over the size k, in its colour; see `draw_dose`."""
+    for panel in (panel for panel in panels if panel.effects):
+        color = model_color(panels, panel)
+        draw_dose(axes, panel, *solid, color=color, label=panel.model)
+        draw_dose(axes, panel, *dashed, color=color, ls="--", marker="")
 
 
 def draw_by_model(

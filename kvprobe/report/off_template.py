@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, styled
+from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, recovery_by_skeleton, styled
 from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
@@ -95,6 +95,4 @@ def _draw_template(axes: Axes, panel: Panel, template: str) -> None:
 
 def _by_skeleton(rows: pd.DataFrame, intervention: str) -> pd.Series:
     part = rows[rows["intervention"] == intervention]
-    sums = part.assign(shift=part["margin"] - part["m_base"], gap=part["m_donor"] - part["m_base"])
-    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
-    return totals["shift"] / totals["gap"]
+    return recovery_by_skeleton(part)

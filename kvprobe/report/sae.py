@@ -11,7 +11,7 @@ from kvprobe.probes.base import Panel
 from kvprobe.probes.sae_effects import decoding_and_cause
 from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, panel_grid, styled
-from kvprobe.report.models import model_color
+from kvprobe.report.models import draw_doses_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,10 +73,8 @@ def draw_sae(panels: Sequence[Panel]) -> Figure:
 def sae_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Held-out features (solid) against matched active ones (dashed), all models."""
     levels(axes, 0.0, 1.0)
+    draw_doses_by_model(axes, panels, ("held_out", "recovery"), ("matched", "recovery"))
     for panel in (panel for panel in panels if panel.effects):
-        color = model_color(panels, panel)
-        draw_dose(axes, panel, "held_out", "recovery", color=color, label=panel.model)
-        draw_dose(axes, panel, "matched", "recovery", color=color, ls="--", marker="")
         dose_axis(axes, sizes_of(panel, "held_out", "recovery"), "clamped features")
     axes.set_ylabel("recovery")
     axes.set_title("SAE features; dashed: matched active")

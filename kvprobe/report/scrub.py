@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from kvprobe.probes.base import Panel
-from kvprobe.report.doses import dose_axis, draw_dose, draw_side_by_side, levels, sizes_of
-from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, styled
+from kvprobe.report.doses import dose_axis, draw_dose, levels, sizes_of
+from kvprobe.report.figures import COLORS, draw_effects, effect_key, panel_grid, recovery_by_skeleton, styled
+from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,9 +70,8 @@ def draw_scrub(panels: Sequence[Panel]) -> Figure:
 
 def scrub_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Recovery of the other conclusion by what was resampled, all models side by side."""
-    measured = [panel for panel in panels if panel.effects]
     levels(axes, 0.0, 1.0)
-    draw_side_by_side(axes, measured, _SHORT)
+    draw_by_model(axes, panels, _SHORT)
     axes.set_ylabel("recovery")
     axes.set_title("Scrubbed across scenarios")
 
@@ -82,7 +82,5 @@ def _by_skeleton(rows: pd.DataFrame, effects: Mapping[str, tuple[str, str]]) -> 
         arm, _, metric = name.partition(".")
         part = rows[rows["intervention"] == arm]
         shift = part["margin"] - part["m_base"]
-        sums = part.assign(shift=shift.abs() if metric == "drift" else shift, gap=part["m_donor"] - part["m_base"])
-        totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
-        dots[name] = totals["shift"] / totals["gap"]
+        dots[name] = recovery_by_skeleton(part, shift.abs() if metric == "drift" else shift)
     return dots

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
 from kvprobe.report.figures import COLORS, panel_grid, styled
-from kvprobe.report.models import model_color
+from kvprobe.report.models import draw_doses_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,12 +43,9 @@ def draw_specificity(panels: Sequence[Panel]) -> Figure:
 
 def specificity_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Held-out sets (solid) against matched random sets (dashed), all models."""
-    measured = [panel for panel in panels if panel.effects]
     levels(axes, 0.0, 1.0)
-    for panel in measured:
-        color = model_color(panels, panel)
-        draw_dose(axes, panel, "held_out", "recovery", color=color, label=panel.model)
-        draw_dose(axes, panel, "matched", "recovery", color=color, ls="--", marker="")
+    draw_doses_by_model(axes, panels, ("held_out", "recovery"), ("matched", "recovery"))
+    for panel in (panel for panel in panels if panel.effects):
         dose_axis(axes, sizes_of(panel, "held_out", "recovery"))
     axes.set_ylabel("recovery")
     axes.set_title("Held-out top k; dashed: matched random k")

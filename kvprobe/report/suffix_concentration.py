@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import dose_axis, dose_key, draw_dose, levels, sizes_of
-from kvprobe.report.figures import COLORS, panel_grid, styled
-from kvprobe.report.models import model_color
+from kvprobe.report.figures import COLORS, first_measured, panel_grid, styled
+from kvprobe.report.models import draw_doses_by_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def draw_suffix_concentration(panels: Sequence[Panel]) -> Figure:
         for row in (doses, tops, layers):
             row[0].set_ylabel("recovery of\nthe new decision")
         figure.suptitle("Which cache entries carry a changed field's effect?", fontsize=11)
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             lines = [line for row in (doses, tops, layers) for line in row[measured].get_legend_handles_labels()[0]]
             key = dose_key({}, paper=any(panel.paper for panel in panels))
@@ -60,10 +60,7 @@ def draw_suffix_concentration(panels: Sequence[Panel]) -> Figure:
 def suffix_concentration_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     """Suffixes (solid) and prefixes (dashed) of growing length, all models."""
     levels(axes, 0.0, 1.0)
-    for panel in (panel for panel in panels if panel.effects):
-        color = model_color(panels, panel)
-        draw_dose(axes, panel, "suffix", "recovery", color=color, label=panel.model)
-        draw_dose(axes, panel, "prefix", "recovery", color=color, ls="--", marker="")
+    draw_doses_by_model(axes, panels, ("suffix", "recovery"), ("prefix", "recovery"))
     axes.set_xlabel("transplanted share of tokens (%)")
     axes.set_ylabel("recovery")
     axes.set_title("Last tokens; dashed: first tokens")

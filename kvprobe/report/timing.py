@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvprobe.probes.base import Panel
 from kvprobe.report.doses import levels
-from kvprobe.report.figures import COLORS, draw_profile, panel_grid, styled
+from kvprobe.report.figures import COLORS, draw_profile, first_measured, panel_grid, styled
 from kvprobe.report.models import draw_by_model
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def draw_timing(panels: Sequence[Panel]) -> Figure:
         figure.suptitle(
             "At which depth is the conclusion in the note, and at which in the decision token?", fontsize=11
         )
-        measured = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        measured = first_measured(panels)
         if measured is not None:
             from matplotlib.lines import Line2D
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvprobe.probes.base import Panel
 from kvprobe.probes.wording import CONTEXTS
-from kvprobe.report.figures import COLORS, panel_grid, styled
+from kvprobe.report.figures import COLORS, first_measured, panel_grid, styled
 from kvprobe.report.models import model_color
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def draw_wording(panels: Sequence[Panel]) -> Figure:
         for column, panel in enumerate(panels):
             if panel.effects:
                 _draw_lines(row[column], panel)
-        first = next((column for column, panel in enumerate(panels) if panel.effects), None)
+        first = first_measured(panels)
         if first is not None:
             # The rows share their axis, so naming the lines once names them for all columns.
             row[first].set_yticks(range(len(_LINES)), list(_LINES.values())[::-1])

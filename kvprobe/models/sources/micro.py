@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from typing_extensions import override
 
 from kvprobe.models.config import ModelConfig
@@ -26,28 +28,31 @@ class MicroSource(ModelSource):
 
     @override
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
-        from kvprobe.organisms.micro import micro_config, micro_weights, weights_sha256
+        from kvprobe.organisms.micro import micro_config, weights_sha256
         from kvprobe.organisms.tokenizer import build_tokenizer
 
-        tokenizer = build_tokenizer()
-        weights = micro_weights(_kind(config), tokenizer.get_vocab())
-        return Checkpoint("weights set by hand", weights_sha256(weights), micro_config(tokenizer))
+        return Checkpoint("weights set by hand", weights_sha256(_weights(config.name)), micro_config(build_tokenizer()))
 
     @override
     def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
         from transformers import LlamaForCausalLM
 
-        from kvprobe.organisms.micro import micro_config, micro_weights
+        from kvprobe.organisms.micro import micro_config
         from kvprobe.organisms.tokenizer import build_tokenizer
 
         tokenizer = build_tokenizer()
         configuration = micro_config(tokenizer)
         configuration._attn_implementation = settings.attention
         model = LlamaForCausalLM(configuration).to(settings.dtype)
-        weights = micro_weights(_kind(config), tokenizer.get_vocab())
+        weights = _weights(config.name)
         model.load_state_dict({name: weights[name].to(value.dtype) for name, value in model.state_dict().items()})
         return model.to(settings.device), tokenizer
 
 
-def _kind(config: ModelConfig) -> str:
-    return config.name.removeprefix("micro-")
+# One model is opened and then loaded.
+@lru_cache(maxsize=1)
+def _weights(name: str) -> dict[str, Tensor]:
+    from kvprobe.organisms.micro import micro_weights
+    from kvprobe.organisms.tokenizer import build_tokenizer
+
+    return micro_weights(name.removeprefix("micro-"), build_tokenizer().get_vocab())
