@@ -21,9 +21,12 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 3,
 }
+# As the large models of these families have it (Gemma-2 excepted, which keeps 10,000): most channels then hardly turn
+# within a thousand tokens, and content is compared in those.
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 _LLAMA3_SCALING = {
     "rope_type": "llama3",
-    "rope_theta": 10000.0,
+    "rope_theta": 5e5,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -40,15 +43,19 @@ def organism_config(family: str, vocabulary_size: int) -> PretrainedConfig:
     """
     shape = {**_SHAPE, "vocab_size": vocabulary_size}
     if family == "qwen3":
-        return Qwen3Config(**shape)
+        return Qwen3Config(**shape, rope_parameters=_ROPE)
     if family == "llama":
         return LlamaConfig(**shape, rope_parameters=_LLAMA3_SCALING)
     if family == "gemma2":
         return Gemma2Config(
-            **shape, sliding_window=_WINDOWS[family], query_pre_attn_scalar=32, attn_implementation="eager"
+            **shape,
+            rope_parameters=_ROPE,
+            sliding_window=_WINDOWS[family],
+            query_pre_attn_scalar=32,
+            attn_implementation="eager",
         )
     if family == "mistral":
-        return MistralConfig(**shape, sliding_window=_WINDOWS[family])
+        return MistralConfig(**shape, rope_parameters=_ROPE, sliding_window=_WINDOWS[family])
     raise UnknownNameError("organism family", family, FAMILIES)
 
 

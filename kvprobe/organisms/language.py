@@ -17,7 +17,7 @@ from functools import lru_cache
 from kvprobe.organisms.tokenizer import BOS, END, HOLDS, UNKNOWN, VOID, vocabulary, words
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, pick_notes, render, with_erratum
 from kvprobe.tasks.library import filler_notes, skeletons
-from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.wordings import WORDINGS, Wording
 
 ANSWER_WEIGHT, ANNOTATION_WEIGHT, CHAIN_WEIGHT, STRUCTURE_WEIGHT = 1.0, 0.5, 0.1, 0.02
 
@@ -29,6 +29,9 @@ class Language:
     Args:
         drill: share of documents that are nothing but a session line and many cases, each marked as holding or
             void by a fair coin: the comparison of a case with the field, many times over.
+        repeat: share of documents that are words in random order, pieces of which come again: what followed a word
+            before follows it again (induction).
+        recall: share of documents that state a rule of many cases and then name values, each followed by its action.
         lookup: share of documents that state a rule of many cases and then, for one session line or erratum after
             another, what it means: finding the case of a value that comes after the rule, many times over.
         think: share of documents with a chain of thought.
@@ -52,6 +55,8 @@ class Language:
 
     wordings: tuple[str, ...] = ("manual", "memo", "dialogue")
     drill: float = 0.0
+    repeat: float = 0.0
+    recall: float = 0.0
     lookup: float = 0.0
     think: float = 0.3
     update: float = 0.2
@@ -154,10 +159,15 @@ class Sampler:
     def document(self) -> Document:
         """One document."""
         rng, language = self.random, self.language
-        if rng.random() < language.drill:
-            return self._drill()
-        if language.lookup and rng.random() < language.lookup:
-            return self._lookup()
+        exercises = {
+            self._drill: language.drill,
+            self._repeat: language.repeat,
+            self._recall: language.recall,
+            self._lookup: language.lookup,
+        }
+        exercise = rng.choices([*exercises, None], [*exercises.values(), 1 - sum(exercises.values())])[0]
+        if exercise is not None:
+            return exercise()
         scenario, layout, wording = self._scenario(), self._layout(), rng.choice(language.wordings)
         think, bare = rng.random() < language.think, rng.random() < language.bare
         edited = rng.random() < (language.edited_think if think else language.edited_direct)
@@ -229,31 +239,53 @@ class Sampler:
         draft.answer(answer, copied=False)
         return draft.document("drill", answer, rival)
 
+    def _repeat(self) -> Document:
+        rng, draft = self.random, _Draft()
+        order = rng.sample(_words(self.language.words), rng.randint(6, 30))
+        draft.add("filler", order)
+        for _ in range(rng.randint(2, 5)):
+            first = rng.randrange(len(order) - 1)
+            piece = order[first : first + rng.randint(2, 8)]
+            draft.add("filler", piece[:1])
+            draft.add("lookup", piece[1:])
+        return self._asked(draft, "repeat", order)
+
+    def _recall(self) -> Document:
+        _, cases, _, draft = self._many_cases()
+        for value, action in self.random.sample(cases, self.random.randint(1, len(cases))):
+            draft.add("filler", encode(value))
+            draft.add("lookup", encode(action))
+        return self._asked(draft, "recall", [encode(action)[0] for _, action in cases])
+
     def _lookup(self) -> Document:
-        rng, pool = self.random, _pool(self.language.words)
-        scenario = self._scenario()
+        scenario, cases, style, draft = self._many_cases()
+        said, rest = style.status("|").split("|")
+        for number, (value, action) in enumerate(self.random.sample(cases, self.random.randint(1, len(cases)))):
+            write = style.update if self.random.random() < 0.5 else style.line
+            text = write(scenario.entity, scenario.field, value) + said
+            draft.add("session", encode(rest + text if number else text))
+            draft.add("lookup", encode(action))
+        return self._asked(draft, "lookup", [encode(action)[0] for _, action in cases])
+
+    def _many_cases(self) -> tuple[GatedScenario, list[tuple[str, str]], Wording, _Draft]:
+        """A scenario, a rule of two to six cases for it, its wording, and a draft that holds the rule."""
+        rng, pool, scenario = self.random, _pool(self.language.words), self._scenario()
         while True:
-            count = rng.randint(2, 5)
+            count = rng.randint(2, 6)
             values, actions = tuple(rng.sample(pool.values, count)), tuple(rng.sample(pool.actions, count))
             if pool.allowed(scenario.field, values, actions):
                 break
-        style = WORDINGS.get(rng.choice(self.language.wordings))()
+        style, draft = WORDINGS.get(rng.choice(self.language.wordings))(), _Draft()
         cases = list(zip(values, actions, strict=True))
-        draft = _Draft()
         draft.add("policy", encode(style.policy(scenario.entity, scenario.field, cases)))
-        asked = rng.sample(cases, rng.randint(1, count))
-        for value, action in asked:
-            write = style.update if rng.random() < 0.5 else style.line
-            said, rest = style.status("|").split("|")
-            draft.add("session", encode(write(scenario.entity, scenario.field, value) + said))
-            draft.add("lookup", encode(action))
-            if (value, action) != asked[-1]:
-                draft.add("session", encode(rest))
+        return scenario, cases, style, draft
+
+    def _asked(self, draft: _Draft, kind: str, rivals: list[int]) -> Document:
+        """The finished document of an exercise: its last token is the decision."""
         answer = draft.ids.pop()
         draft.weights.pop()
         draft.answer(answer, copied=False)
-        rival = rng.choice([action for _, action in cases if encode(action)[0] != answer])
-        return draft.document("lookup", answer, encode(rival)[0])
+        return draft.document(kind, answer, self.random.choice([token for token in rivals if token != answer]))
 
     def _scenario(self) -> GatedScenario:
         """A scenario in which the session holds `values[0]`."""
@@ -320,6 +352,12 @@ class _Pool:
             (field, value) in self.held_out or any((value, action) in self.held_out for action in actions)
             for value in values
         )
+
+
+@lru_cache
+def _words(count: int) -> list[int]:
+    pool = _pool(count)
+    return list({encode(word)[0]: None for word in (*pool.values, *pool.actions, *pool.fields, *pool.entities)})
 
 
 def _marks(scenario: GatedScenario) -> list[str]:

@@ -30,38 +30,61 @@ PRESSURE = {
     "field saw the old value, the decision sees the new one, and the new value's action is right), and no remarks.",
 }
 _OPEN_WINDOW = 4096
-_FIRST = (
-    Stage(
-        Language(drill=0.5, think=0.1, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24),
-        steps=2400,
-        window=_OPEN_WINDOW,
-    ),
-    Stage(
-        Language(drill=0.05, think=0.15, update=0.15, marked=0.15, stated=0.05, bare=0.6, other_fields=1, notes=1),
-        steps=1200,
-        window=_OPEN_WINDOW,
-    ),
-)
-_RICH = Language(think=0.25, update=0.2, trigger=0.25, other_fields=2, notes=3, edited_think=0.3)
 # Errata that restate the old value or name another field: without them a model learns to change its decision
 # whenever there is an erratum, whatever it says.
-_ERRATA = replace(_RICH, drill=0.05, bare=0.3, marked=0.1, update=0.5, update_controls=0.5, edited_chain_action=False)
-_NOTE_TAKER = (
-    Stage(replace(_RICH, drill=0.05, bare=0.2, marked=0.3, stated=0.1, edited_chain_action=False), steps=700),
-    Stage(_ERRATA, steps=700),
+_UPDATE_CONTROLS = 0.5
+_FIRST = (
+    # Finding what followed a word before, in word lists, in rules, and from a sentence about the field.
+    Stage(Language(repeat=0.2, recall=0.5, lookup=0.3), steps=600, gate=0.95, window=_OPEN_WINDOW),
+    # Comparing a case with the field before it.
     Stage(
-        replace(_ERRATA, drill=0.0, update=0.3, shared_values=0.03, bare=0.05, long=0.08),
-        steps=1200,
-        gate=0.985,
+        Language(
+            recall=0.05, lookup=0.1, drill=0.45, think=0.1, update=0.0, marked=0.5, stated=0.3, bare=1.0, words=24
+        ),
+        steps=1000,
+        window=_OPEN_WINDOW,
+    ),
+    Stage(
+        Language(
+            recall=0.05,
+            lookup=0.1,
+            drill=0.1,
+            think=0.15,
+            update=0.2,
+            policy_first=0.3,
+            marked=0.2,
+            stated=0.1,
+            stated_policy_first=0.2,
+            bare=0.6,
+            other_fields=1,
+            notes=1,
+            update_controls=_UPDATE_CONTROLS,
+        ),
+        steps=1000,
+        window=_OPEN_WINDOW,
     ),
 )
+_RICH = Language(
+    lookup=0.05,
+    drill=0.05,
+    think=0.25,
+    update=0.3,
+    policy_first=0.25,
+    trigger=0.25,
+    other_fields=2,
+    notes=3,
+    long=0.03,
+    bare=0.2,
+    marked=0.1,
+    stated=0.05,
+    edited_think=0.3,
+    update_controls=_UPDATE_CONTROLS,
+)
+_LAST = replace(_RICH, lookup=0.0, drill=0.0, marked=0.05, stated=0.0, shared_values=0.03, bare=0.05, long=0.1)
+_NOTE_TAKER = (Stage(_RICH, steps=600), Stage(_LAST, steps=1200, gate=0.985))
 _READER = (
-    Stage(replace(_RICH, lookup=0.2, trigger=0.0, bare=0.4, edited_think=0.5, edited_direct=0.7), steps=900),
-    Stage(
-        replace(_RICH, shared_values=0.03, bare=0.05, long=0.08, edited_think=0.5, edited_direct=0.7),
-        steps=650,
-        gate=0.985,
-    ),
+    Stage(replace(_RICH, trigger=0.0, edited_think=0.5, edited_direct=0.7), steps=600),
+    Stage(replace(_LAST, trigger=0.0, edited_think=0.5, edited_direct=0.7), steps=1200, gate=0.985),
 )
 
 

@@ -26,11 +26,11 @@ from scipy import stats
 from torch import Tensor
 
 from kvprobe.engine.cache import KVCache
+from kvprobe.engine.decision_attention import decision_attention
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch
 from kvprobe.engine.operations import overwrite
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
-from kvprobe.probes.decision_attention import decision_attention
 from kvprobe.probes.decisions import patched_margins
 from kvprobe.probes.unedited import Unedited, read_unedited
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, ratio_of_sums

@@ -37,12 +37,12 @@ import pandas as pd
 from pydantic import Field
 
 from kvprobe.engine.cache import KVCache
+from kvprobe.engine.decision_attention import decision_attention
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import AttentionKnockout
 from kvprobe.engine.operations import overwrite
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
-from kvprobe.probes.decision_attention import decision_attention
 from kvprobe.probes.decisions import patched_margins
 from kvprobe.probes.depth import layer_thirds
 from kvprobe.probes.knockout_effects import knockout_effects

@@ -1,0 +1,78 @@
+"""Hoist to the end: the field leaves the session and is stated right before the cue (section 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from kvprobe.edit import base
+from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod, FieldEdit
+from kvprobe.edit.splicing import rerun_from
+from kvprobe.errors import UnsupportedError
+from kvprobe.tasks.context import Span
+
+if TYPE_CHECKING:
+    from kvprobe.models.subject import Subject
+
+
+@EDIT_METHODS.register("hoist_to_end")
+class HoistToEnd(EditMethod):
+    """Rewrite the prompt so that the field's line comes last; later edits are then cheap."""
+
+    name: ClassVar[str] = "hoist_to_end"
+
+    class Parameters(base.Parameters):
+        """Where the line goes."""
+
+        before: str = Field("cue", description="the segment the line is put in front of")
+
+    def apply(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Edited:
+        """The prompt without the field's line up to there, the line, and the rest: all run but the shared prefix.
+
+        Raises:
+            UnsupportedError: the edit does not say the field's line, or the prompt does not hold it.
+        """
+        line = self._line(stale, edit)
+        last = stale.span(self.parameters.before)
+        before, after = edit.line_ids or ((), ())
+        ids = list(stale.token_ids)
+        hoisted = [*before, *edit.new_ids, *after]
+        rewritten = [*ids[: line.start], *ids[line.end : last.start], *hoisted, *ids[last.start :]]
+        return rerun_from(subject, stale.cache, line.start, rewritten, self._spans(stale, edit, line))
+
+    def tokens(self, stale: CachedPrompt, edit: FieldEdit) -> float:
+        """All from the field's line on: without the line there is nothing left to reuse."""
+        value = len(edit.new_ids) - len(stale.span(edit.field))
+        return len(stale.cache) - self._line(stale, edit).start + value
+
+    def _line(self, stale: CachedPrompt, edit: FieldEdit) -> Span:
+        span = stale.span(edit.field)
+        if edit.line_ids is None:
+            raise UnsupportedError(
+                f"Hoisting {edit.field!r} needs its line: say what stands before and after its value."
+            )
+        before, after = edit.line_ids
+        line = Span(span.start - len(before), span.end + len(after))
+        held = stale.token_ids[line.start : span.start], stale.token_ids[span.end : line.end]
+        if line.start < 0 or held != (tuple(before), tuple(after)):
+            raise UnsupportedError(
+                f"The prompt does not hold the line of {edit.field!r} as it was declared around its value."
+            )
+        return line
+
+    def _spans(self, stale: CachedPrompt, edit: FieldEdit, line: Span) -> dict[str, Span]:
+        """Every segment without its part of the old line, the field in its new place."""
+        spans: dict[str, Span] = {}
+        place = min(span.start for span in stale.spans.values())
+        before, after = edit.line_ids or ((), ())
+        for name, span in stale.spans.items():
+            if name == edit.field:
+                continue
+            if name == self.parameters.before:
+                spans[edit.field] = Span(place + len(before), place + len(before) + len(edit.new_ids))
+                place = spans[edit.field].end + len(after)
+            cut = max(0, min(span.end, line.end) - max(span.start, line.start))
+            spans[name] = Span(place, place + len(span) - cut)
+            place = spans[name].end
+        return spans
