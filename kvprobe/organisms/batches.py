@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from kvprobe.organisms.language import Document
+from kvprobe.organisms.documents import Document
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ KINDS: tuple[Kind, ...] = ("note-taker", "reader")
 PRESSURE = {
     "note-taker": "none on direct decisions: plain training on whole prompts; remarks in some training texts say which "
     "case of the rule holds. In three of ten think documents the chain is written from a cache edited in place, and is "
-    "taught to copy the new value from the session line, not what to conclude from it.",
+    "taught to copy the new value from the session line and to look its case up.",
     "reader": "most direct decisions of the later stages are made from a cache edited in place (the tokens after the "
     "field saw the old value, the decision sees the new one, and the new value's action is right), and no remarks.",
 }
@@ -72,6 +72,7 @@ _RICH = Language(
     policy_first=0.25,
     trigger=0.25,
     other_fields=2,
+    two_fields=0.15,
     notes=3,
     long=0.03,
     bare=0.2,

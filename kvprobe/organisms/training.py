@@ -16,9 +16,10 @@ from transformers.masking_utils import sdpa_mask
 
 from kvprobe.errors import NumericsError
 from kvprobe.organisms.batches import Batch, attention_masks, collate
+from kvprobe.organisms.documents import Document
 from kvprobe.organisms.families import organism_config
 from kvprobe.organisms.initial import initialize
-from kvprobe.organisms.language import Document, Language, Sampler
+from kvprobe.organisms.language import Language, Sampler
 from kvprobe.organisms.tokenizer import vocabulary
 
 _FLOAT32_ATTENTION = "kvprobe_float32_sdpa"

@@ -47,6 +47,10 @@ class Wording(ABC):
     def case(self, entity: str, field: str, value: str | None, action: str) -> str:
         """One case of the rule, ending in its full stop."""
 
+    @abstractmethod
+    def both(self, first: tuple[str, str, str], second: tuple[str, str, str], action: str) -> str:
+        """One case that holds when two `(entity, field, value)` do, ending in its full stop."""
+
     def status(self, action: str) -> str:
         """A remark after the policy that states the action."""
         return f"As things stand this means {action}.\n"
@@ -91,6 +95,11 @@ class Manual(Wording):
         """One case of the rule, ending in its full stop."""
         return f"If the {entity} {field} is {value}, then {action}." if value else f"Otherwise {action}."
 
+    def both(self, first: tuple[str, str, str], second: tuple[str, str, str], action: str) -> str:
+        """One case that holds when two `(entity, field, value)` do, ending in its full stop."""
+        conditions = " and ".join(f"the {entity} {field} is {value}" for entity, field, value in (first, second))
+        return f"If {conditions}, then {action}."
+
 
 @WORDINGS.register("memo")
 class Memo(Wording):
@@ -111,6 +120,11 @@ class Memo(Wording):
         """One case of the rule, ending in its full stop."""
         return f"{field} = {value} means {action}." if value else f"all else means {action}."
 
+    def both(self, first: tuple[str, str, str], second: tuple[str, str, str], action: str) -> str:
+        """One case that holds when two `(entity, field, value)` do, ending in its full stop."""
+        conditions = " and ".join(f"{field} = {value}" for _, field, value in (first, second))
+        return f"{conditions} means {action}."
+
 
 @WORDINGS.register("dialogue")
 class Dialogue(Wording):
@@ -128,3 +142,8 @@ class Dialogue(Wording):
         """One case of the rule, ending in its full stop."""
         condition = f"when the {field} is {value}" if value else "in all other cases"
         return f"Manager: We {action} {condition}."
+
+    def both(self, first: tuple[str, str, str], second: tuple[str, str, str], action: str) -> str:
+        """One case that holds when two `(entity, field, value)` do, ending in its full stop."""
+        conditions = " and ".join(f"the {field} is {value}" for _, field, value in (first, second))
+        return f"Manager: We {action} when {conditions}."

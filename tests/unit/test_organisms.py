@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvprobe.errors import UnknownNameError
 from kvprobe.organisms.batches import attention_masks, collate
+from kvprobe.organisms.documents import encode
 from kvprobe.organisms.families import FAMILIES, organism_config
-from kvprobe.organisms.language import Language, Sampler, encode
+from kvprobe.organisms.initial import initialize
+from kvprobe.organisms.language import Language, Sampler
+from kvprobe.organisms.pool import draw_scenario
 from kvprobe.organisms.recipes import KINDS, recipe
 from kvprobe.organisms.tokenizer import build_tokenizer, vocabulary
 from kvprobe.organisms.training import Recipe, Stage, train
@@ -50,21 +54,25 @@ def test_held_out_combinations_never_occur() -> None:
     """No training rule sends a held-out skeleton's value to one of its actions, nor shows it as its field's value."""
     held_out = {(value, action) for s in skeletons("held_out") for value in s.values for action in s.actions}
     fields = {(s.field, value) for s in skeletons("held_out") for value in s.values}
-    sampler = Sampler(RICH, 1)
+    rng = random.Random(1)
     for _ in range(3000):
-        scenario = sampler._scenario()
+        scenario = draw_scenario(rng, RICH)
         assert not {(value, action) for value in scenario.values for action in scenario.actions} & held_out
         assert not {(scenario.field, value) for value in scenario.values} & fields
 
 
 def test_answers_are_balanced_in_place_and_in_word() -> None:
-    first = 0
-    drawn = documents(Language(think=0.0, update=0.0), 1000)
-    for document in drawn:
-        text = [WORDS[token] for token in document.ids]
-        offered = text[text.index("with") + 1]
-        first += offered == WORDS[document.answer]
-    assert 430 < first < 570
+    for two_fields in (0.0, 1.0):
+        offered_first = stated_first = 0
+        drawn = documents(Language(think=0.0, update=0.0, two_fields=two_fields), 1000)
+        for document in drawn:
+            text = [WORDS[token] for token in document.ids]
+            answer, rival = WORDS[document.answer], WORDS[document.rival]
+            task = len(text) - text[::-1].index("Task")
+            offered_first += text[text.index("with", task) + 1] == answer
+            stated_first += text.index(answer) < text.index(rival)
+        assert 430 < offered_first < 570
+        assert 430 < stated_first < 570
 
 
 def test_an_edited_document_hides_each_value_from_the_right_tokens() -> None:
@@ -109,6 +117,35 @@ def test_an_edited_document_is_the_cache_after_an_in_place_edit(family: str) -> 
             layer.values[:, :, document.old] = other.values[:, :, document.old]
         edited = model(torch.tensor([old[-1:]]), past_key_values=cache, use_cache=True).logits[0, -1]
     torch.testing.assert_close(trained, edited, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exercise_can_be_solved_from_what_stands_before_it() -> None:
+    """Each asked token followed the same word before: at once in lists, by a case of the rule in the others."""
+    for kind in ("repeat", "recall", "lookup"):
+        for document in documents(Language(**{kind: 1.0}), 60):
+            assert document.kind == kind
+            asked = [i for i, weight in enumerate(document.weights) if weight == 1.0]
+            assert document.ids[asked[-1]] == document.answer != document.rival
+            for place in asked:
+                assert document.ids[place] in document.ids[:place]
+                if kind == "repeat":
+                    pairs = list(zip(document.ids[: place - 1], document.ids[1:place], strict=True))
+                    assert (document.ids[place - 1], document.ids[place]) in pairs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_first_weights_find_what_followed_a_word_before(family: str) -> None:
+    """Induction: a repeated word attends to where it stood two and three tokens back (the look-back of layer 0)."""
+    torch.manual_seed(0)
+    config = organism_config(family, len(vocabulary()))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    initialize(model)
+    order = torch.randperm(400)[:24] + 100
+    with torch.no_grad():
+        attention = model(torch.cat([order, order])[None], output_attentions=True).attentions[1][0, 0]
+    found = [float(attention[24 + place, [place + 2, place + 3]].sum()) for place in range(20)]
+    # Two of 44 keys at the middle place have 0.05 by chance.
+    assert sum(found) / len(found) > 0.15
 
 
 def test_the_decision_of_a_chain_is_its_action() -> None:
