@@ -125,6 +125,8 @@ class EditMethod(ABC):
     name: ClassVar[str]
     upper_bound: ClassVar[bool] = False
     """Whether the method uses the full prefill of the new prompt, and so is no edit one could make."""
+    replaces_erratum: ClassVar[bool] = False
+    """Whether the method itself takes out an earlier erratum of the field."""
     Parameters: ClassVar[type[Parameters]] = Parameters
     parameters: Any
 

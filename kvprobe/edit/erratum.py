@@ -28,6 +28,7 @@ class Erratum(EditMethod):
     """Append the erratum before the task and run the task block again; an earlier erratum of the field is taken out."""
 
     name: ClassVar[str] = "erratum"
+    replaces_erratum: ClassVar[bool] = True
 
     def apply(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Edited:
         """The stale cache up to the task, then erratum and task."""

@@ -17,6 +17,7 @@ class FieldAndErratum(EditMethod):
     """Overwrite the field's entries, then append the erratum; the stale notes in between stay."""
 
     name: ClassVar[str] = "field_and_erratum"
+    replaces_erratum: ClassVar[bool] = True
 
     def apply(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Edited:
         """The erratum on top of the in-place edit."""

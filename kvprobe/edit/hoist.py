@@ -63,16 +63,20 @@ class HoistToEnd(EditMethod):
 
     def _spans(self, stale: CachedPrompt, edit: FieldEdit, line: Span) -> dict[str, Span]:
         """Every segment without its part of the old line, the field in its new place."""
-        spans: dict[str, Span] = {}
-        place = min(span.start for span in stale.spans.values())
         before, after = edit.line_ids or ((), ())
+        last, spans = stale.span(self.parameters.before), dict[str, Span]()
+        hoisted = len(before) + len(edit.new_ids) + len(after)
+
+        def without_line(position: int) -> int:
+            return position - min(max(0, position - line.start), len(line))
+
         for name, span in stale.spans.items():
             if name == edit.field:
                 continue
             if name == self.parameters.before:
-                spans[edit.field] = Span(place + len(before), place + len(before) + len(edit.new_ids))
-                place = spans[edit.field].end + len(after)
-            cut = max(0, min(span.end, line.end) - max(span.start, line.start))
-            spans[name] = Span(place, place + len(span) - cut)
-            place = spans[name].end
+                start = without_line(last.start) + len(before)
+                spans[edit.field] = Span(start, start + len(edit.new_ids))
+            # Moved by what is taken out and put in: another hoisted line's tokens, of no segment, stay where they are.
+            behind = hoisted if span.start >= last.start else 0
+            spans[name] = Span(without_line(span.start) + behind, without_line(span.end) + behind)
         return spans

@@ -90,16 +90,16 @@ def appended(subject: Subject, stale: CachedPrompt, edit: FieldEdit, line: Seque
 
 
 def _spans_with_line(stale: CachedPrompt, insert_before: str, line: Sequence[int], name: str) -> dict[str, Span]:
+    block, earlier = stale.spans[insert_before], stale.spans.get(name, Span(0, 0))
     spans: dict[str, Span] = {}
-    place = 0
-    bos = min(span.start for span in stale.spans.values())
-    place = bos
     for segment, span in stale.spans.items():
         if segment == name:
             continue
         if segment == insert_before:
-            spans[name] = Span(place, place + len(line))
-            place += len(line)
-        spans[segment] = Span(place, place + len(span))
-        place += len(span)
+            start = block.start - len(earlier)
+            spans[name] = Span(start, start + len(line))
+        # Moved by what is put in and taken out before it: tokens of no segment (a hoisted line's) stay where they are.
+        added = len(line) if span.start >= block.start else 0
+        delta = added - (len(earlier) if span.start >= earlier.end else 0)
+        spans[segment] = Span(span.start + delta, span.end + delta)
     return spans

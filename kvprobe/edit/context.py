@@ -1,0 +1,346 @@
+r"""A prompt whose fields can be changed after its prefill.
+
+context = EditableContext.prefill(subject, [
+    "You work at the shipping desk.\nOrder status: ",
+    Field("order_status", "pending"),
+    "\nIf the order status is pending, then cancel. If it is shipped, then deny.\n",
+    ("task", "Task: Reply with cancel or deny.\n"),
+    ("cue", "Answer:"),
+])
+context.decide(["cancel", "deny"]).answer            # "cancel"
+context.set("order_status", "shipped")               # full-downstream: as right as a new prefill
+context.set("order_status", "pending", "erratum")    # cheaper: says the change in a line before the task
+context.state                                        # {"order_status": "pending"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, EditMethod
+from kvprobe.edit.erratum import erratum_name
+from kvprobe.edit.fields import Field, Part, PlacedField, laid_out, pair_fields
+from kvprobe.edit.hugging_face import imported, model_inputs
+from kvprobe.edit.readings import Cost, Decision, Seam, Written, decide_between
+from kvprobe.edit.retraction import apply_without_old_news
+from kvprobe.edit.splicing import moved_spans, rerun_from
+from kvprobe.engine.generation import generate
+from kvprobe.errors import AlignmentError, ConfigError
+from kvprobe.models.subject import Subject
+from kvprobe.tasks.context import Span, TokenizedContext, encode_segment, show_tokens, tokenize
+from kvprobe.tasks.pairs import Pair
+
+__all__ = ["EditableContext", "Field"]
+
+
+class EditableContext:
+    """A cached prompt with declared fields, their values, and the edits between them.
+
+    Caches are never written into: an edit replaces them, and one that fails leaves the context as it was. Only
+    full-downstream edits (and `full_reprefill`) make the context what a prefill of the current values would be, as
+    long as no cheaper edit came before them further up; `seam` measures how far it is from that.
+    """
+
+    def __init__(
+        self, subject: Subject, prompt: CachedPrompt, fields: Sequence[PlacedField], errata_before: str | None = None
+    ) -> None:
+        """A context of an already cached prompt; see `prefill`, `from_pair` and `from_hugging_face`.
+
+        Args:
+            subject: the model.
+            prompt: the prompt and its cache.
+            fields: as they stand in the prompt.
+            errata_before: the segment that errata are put in front of; by default `task`, else the last one.
+
+        Raises:
+            AlignmentError: the prompt's tokens are not what the fields declare.
+        """
+        self._subject = subject
+        self._prompt = prompt
+        self._fields = {placed.declared.name: placed for placed in fields}
+        self._home = prompt.token_ids, dict(prompt.spans)
+        last = max(prompt.spans, key=lambda name: prompt.spans[name])
+        self._errata_before = errata_before or ("task" if "task" in prompt.spans else last)
+        prompt.span(self._errata_before)
+        for placed in fields:
+            _check_place(placed, prompt, subject.tokenizer)
+        self._state = {placed.declared.name: placed.declared.value for placed in fields}
+        self._written = dict(self._state)
+
+    @classmethod
+    def prefill(cls, subject: Subject, parts: Sequence[Part], *, errata_before: str | None = None) -> EditableContext:
+        """Prefill a prompt made of texts, named texts and fields.
+
+        Raises:
+            ConfigError: no field, a name twice, or a prompt that ends in a field.
+            AlignmentError: a value's tokens merge with the text beside it.
+        """
+        tokens, fields = cls.tokenized(subject, parts)
+        return cls(subject, CachedPrompt.prefilled(subject, tokens.token_ids, tokens.spans), fields, errata_before)
+
+    @staticmethod
+    def tokenized(subject: Subject, parts: Sequence[Part]) -> tuple[TokenizedContext, list[PlacedField]]:
+        """The tokens that `prefill` runs for these parts, and the fields in them."""
+        context, fields = laid_out(parts)
+        return tokenize(context, subject.tokenizer), list(fields.values())
+
+    @classmethod
+    def from_prompt(
+        cls,
+        subject: Subject,
+        prompt: TokenizedContext | CachedPrompt,
+        fields: Sequence[Field],
+        *,
+        errata_before: str | None = None,
+    ) -> EditableContext:
+        """From a tokenised prompt, prefilled here unless it is cached; fields are called as the segments they are.
+
+        Raises:
+            AlignmentError: the prompt's tokens are not what the fields declare.
+        """
+        if isinstance(prompt, TokenizedContext):
+            prompt = CachedPrompt.prefilled(subject, prompt.token_ids, prompt.spans)
+        return cls(subject, prompt, [PlacedField.of(field) for field in fields], errata_before)
+
+    @classmethod
+    def from_pair(cls, subject: Subject, pair: Pair) -> EditableContext:
+        """The base prompt of a task's pair; fields `field` and, in task two_fields, `second_field`.
+
+        Raises:
+            ConfigError: the pair does not say its entity, field and old value.
+        """
+        return cls.from_prompt(subject, pair.base, pair_fields(pair))
+
+    @classmethod
+    def from_hugging_face(
+        cls, subject: Subject, parts: Sequence[Part], past: Any, *, errata_before: str | None = None
+    ) -> EditableContext:
+        """From a Hugging Face cache of the prompt, of all its tokens or of all but the last; it is copied.
+
+        Its tokens must be those that `prefill` would run for the same parts, `tokenized(subject, parts)`.
+
+        Raises:
+            UnsupportedError: the cache is of another length, another model or other tokens, or not a full one.
+        """
+        tokens, fields = cls.tokenized(subject, parts)
+        prompt = CachedPrompt(tokens.token_ids, tokens.spans, imported(subject, tokens.token_ids, past))
+        return cls(subject, prompt, fields, errata_before)
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """The current value of every field, whatever method set it."""
+        return MappingProxyType(dict(self._state))
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        """The value whose tokens stand in each field's place; after an erratum it is not that of `state`."""
+        return MappingProxyType(dict(self._written))
+
+    @property
+    def errata(self) -> Mapping[str, str]:
+        """The erratum that the prompt holds of a field, for those that have one."""
+        names = {name: erratum_name(name) for name in self._fields}
+        return MappingProxyType(
+            {name: self._decoded(line) for name, line in names.items() if line in self._prompt.spans}
+        )
+
+    @property
+    def text(self) -> str:
+        """What the prompt really says, decoded from its tokens."""
+        return str(self._subject.tokenizer.decode(self._prompt.token_ids))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the prompt as it is."""
+        return self._prompt.token_ids
+
+    @property
+    def prompt(self) -> CachedPrompt:
+        """Tokens, spans and cache, to be treated as read-only."""
+        return self._prompt
+
+    def copy(self) -> EditableContext:
+        """Another context that starts as this one is now; they share storage and not their edits."""
+        return copy(self)
+
+    def set(self, field: str, value: str, method: str | EditMethod = "full_downstream", **parameters: Any) -> Cost:
+        """Change a field.
+
+        An earlier erratum of the field is taken out, so that the context never holds old news, and what came after it
+        is run anew; `stale` alone does nothing at all.
+
+        Args:
+            field: its name.
+            value: its new value, of any length in tokens: keys of what follows are rotated where they are kept.
+            method: a registered name or a method.
+            parameters: of a method given by its name, such as `k=16` for `selective`.
+
+        Raises:
+            ConfigError: no such field, a value that is empty, or parameters that the method does not have.
+            AlignmentError: the value's tokens would merge with the text beside it.
+            UnsupportedError: the method cannot make this edit.
+        """
+        placed = self._field(field)
+        edit = placed.edit(value, self._subject.tokenizer, self._insertion_point(field))
+        chosen = _method(method, parameters)
+        edited = apply_without_old_news(self._subject, chosen, self._prompt, edit)
+        span = edited.prompt.span(field)
+        self._prompt = edited.prompt
+        self._state = {**self._state, field: value}
+        if edited.prompt.token_ids[span.start : span.end] == edit.new_ids:
+            self._written = {**self._written, field: value}
+        return Cost(chosen.name, edited.receipt, len(edited.prompt.token_ids))
+
+    def with_segment(self, name: str, text: str) -> EditableContext:
+        """Another context in which one segment, such as the task, has another text; it and all after it are run.
+
+        Raises:
+            ConfigError: there is no such segment, or it belongs to a field.
+        """
+        tokenizer, (ids, spans) = self._subject.tokenizer, self._home
+        if name not in spans:
+            raise ConfigError(f"The context has no segment {name!r}; it has {', '.join(spans)}.")
+        if any(_overlap(placed.line_span(spans[own], tokenizer), spans[name]) for own, placed in self._fields.items()):
+            raise ConfigError(f"The segment {name!r} belongs to the line of a field; change it with set.")
+        new = tuple(encode_segment(text, tokenizer))
+        if not new:
+            raise ConfigError(f"The new text of segment {name!r} is empty; give at least one word.")
+        other, span = copy(self), self._prompt.span(name)
+        other._home = _replaced(ids, spans, name, new)
+        changed = _replaced(self._prompt.token_ids, self._prompt.spans, name, new)
+        other._prompt = rerun_from(self._subject, self._prompt.cache, span.start, *changed).prompt
+        return other
+
+    def decide(self, answers: Sequence[str]) -> Decision:
+        """The choice between answers, each read as a whole behind the prompt; only the last token is run.
+
+        Raises:
+            ConfigError: fewer than two answers, or some that cannot be told apart.
+        """
+        return decide_between(self._subject, self._prompt, answers)[0]
+
+    def generate(
+        self,
+        limit: int = 64,
+        *,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Written:
+        """Continue the prompt; the context itself stays as it is.
+
+        Args:
+            limit: most tokens.
+            stop: texts that end it, beside the model's own end of text.
+            temperature: 0 for the most likely token.
+            generator: on the CPU; needed with a temperature.
+        """
+        tokenizer = self._subject.tokenizer
+        ends = [tuple(encode_segment(text, tokenizer)) for text in stop]
+        if tokenizer.eos_token_id is not None:
+            ends.append((tokenizer.eos_token_id,))
+        (made,) = generate(
+            self._subject,
+            self._prompt.token_ids,
+            self._prompt.cache,
+            [()],
+            limit=limit,
+            stop=ends,
+            temperature=temperature,
+            generator=generator,
+        )
+        end = next((end for end in ends if not made.censored and made.token_ids[-len(end) :] == end), ())
+        text = tokenizer.decode(made.token_ids[: len(made.token_ids) - len(end)])
+        return Written(str(text), made.token_ids, not made.censored)
+
+    def seam(self, answers: Sequence[str], against: Literal["state", "text"] = "state") -> Seam:
+        """How far the decision is from that of a full prefill, which is run for it.
+
+        Args:
+            answers: as in `decide`.
+            against: `state` prefills the context as first written, with the current values in their places; `text`
+                prefills the very tokens of the prompt as it is, errata included.
+        """
+        ids, spans = (self._prompt.token_ids, self._prompt.spans) if against == "text" else self._as_written()
+        edited, mine = decide_between(self._subject, self._prompt, answers)
+        full, theirs = decide_between(self._subject, CachedPrompt.prefilled(self._subject, ids, spans), answers)
+        return Seam(edited, full, float((mine.exp() - theirs.exp()).abs().sum() / 2))
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """What `model.generate(**inputs)` needs to go on from here: ids, mask, and a cache of its own.
+
+        `input_ids` and `attention_mask` are `[1, token]`; `past_key_values` holds all tokens but the last.
+        """
+        return model_inputs(self._subject, self._prompt)
+
+    def __repr__(self) -> str:
+        state = ", ".join(f"{name}={value!r}" for name, value in self._state.items())
+        return f"EditableContext({state}; {len(self.token_ids)} tokens on {self._subject.name})"
+
+    def _field(self, name: str) -> PlacedField:
+        if name not in self._fields:
+            raise ConfigError(f"The context has no field {name!r}; it has {', '.join(self._fields)}.")
+        return self._fields[name]
+
+    def _insertion_point(self, field: str) -> str:
+        """The segment an erratum of the field goes before: a field that was hoisted behind it gets its own after it."""
+        spans = self._prompt.spans
+        line = self._fields[field].line_span(spans[field], self._subject.tokenizer)
+        if line.start < spans[self._errata_before].start:
+            return self._errata_before
+        behind = [name for name, span in spans.items() if span.start >= line.end and len(span)]
+        return min(behind, key=lambda name: spans[name])
+
+    def _as_written(self) -> tuple[tuple[int, ...], dict[str, Span]]:
+        ids, spans = self._home
+        for name, value in self._state.items():
+            new = self._fields[name].value_ids(value, self._subject.tokenizer)
+            ids, spans = _replaced(ids, spans, name, new)
+        return ids, spans
+
+    def _decoded(self, segment: str) -> str:
+        span = self._prompt.spans[segment]
+        return str(self._subject.tokenizer.decode(self._prompt.token_ids[span.start : span.end]))
+
+
+def _method(method: str | EditMethod, parameters: Mapping[str, Any]) -> EditMethod:
+    if isinstance(method, EditMethod):
+        if parameters:
+            raise ConfigError(f"The method {method.name} has its parameters already; give its name to choose others.")
+        return method
+    kind = EDIT_METHODS.get(method)
+    try:
+        return kind(kind.Parameters(**parameters))
+    except ValueError as error:
+        raise ConfigError(f"The method {method} does not take these parameters: {error}") from error
+
+
+def _check_place(placed: PlacedField, prompt: CachedPrompt, tokenizer: Any) -> None:
+    """Compare the tokens at, before and after the value with those that the field declares."""
+    declared, span = placed.declared, prompt.span(placed.declared.name)
+    line, (before, after) = placed.line_span(span, tokenizer), placed.line_ids(tokenizer)
+    ids = prompt.token_ids
+    found = ids[max(0, line.start) : span.start], ids[span.start : span.end], ids[span.end : line.end]
+    expected = before, placed.value_ids(declared.value, tokenizer), after
+    for where, held, said in zip(("before its value", "at its value", "after its value"), found, expected, strict=True):
+        if held != said:
+            raise AlignmentError(
+                f"Field {declared.name!r} declares {show_tokens(said, tokenizer)} {where} and the prompt holds "
+                f"{show_tokens(held, tokenizer)}; declare what stands there."
+            )
+
+
+def _replaced(
+    ids: Sequence[int], spans: Mapping[str, Span], name: str, new: Sequence[int]
+) -> tuple[tuple[int, ...], dict[str, Span]]:
+    span = spans[name]
+    return (*ids[: span.start], *new, *ids[span.end :]), moved_spans(spans, name, len(new))
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one.start < other.end and other.start < one.end

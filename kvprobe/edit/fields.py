@@ -1,0 +1,219 @@
+"""Declared fields of a prompt: their value, the words around it, and the line that says a change."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvprobe.edit.base import FieldEdit
+from kvprobe.errors import AlignmentError, ConfigError
+from kvprobe.tasks.context import Context, Segment, Span, encode_segment, show_tokens
+from kvprobe.tasks.pairs import Pair
+from kvprobe.tasks.wordings import WORDINGS
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value in a prompt that may change later.
+
+    Args:
+        name: what the field is called, and the name of the segment that holds its value.
+        value: its first value, without blanks around it.
+        before: what stands before the value in its line; a blank at the end goes to the value, as tokenizers have it.
+        after: what stands after it in its line, as a rule its end of line.
+        erratum: the line that says a change, with `{value}` where the new value goes.
+    """
+
+    name: str
+    value: str
+    before: str = ""
+    after: str = ""
+    erratum: str = ""
+
+    def said(self, value: str) -> str:
+        """The erratum with a value in it.
+
+        Raises:
+            ConfigError: the erratum has no place for the value.
+        """
+        name = self.name.replace("_", " ")
+        template = self.erratum or f"Update: the {name} is now {{value}}; this replaces the earlier one.\n"
+        if "{value}" not in template:
+            raise ConfigError(f"The erratum of field {self.name!r} has no {{value}} in it; say where the value goes.")
+        return template.replace("{value}", value)
+
+
+Part = str | tuple[str, str] | Segment | Field
+"""A piece of a prompt: plain text, text with a segment's name, or a field."""
+
+
+@dataclass(frozen=True)
+class PlacedField:
+    """A field as it stands in a prompt.
+
+    Attributes:
+        declared: the field; its `before` has no blank at its end.
+        blank: the blank between `before` and the value, which is part of the value's tokens.
+        around: the text right before and right after the value, with which its tokens must not merge.
+    """
+
+    declared: Field
+    blank: str
+    around: tuple[str, str]
+
+    @classmethod
+    def of(cls, declared: Field) -> PlacedField:
+        """The field between the texts of its line."""
+        before, blank = _split_blank(declared.before)
+        return cls(dataclasses.replace(declared, before=before), blank, (before, declared.after))
+
+    def value_ids(self, value: str, tokenizer: Any) -> tuple[int, ...]:
+        """Tokens of a value in this place.
+
+        Raises:
+            ConfigError: the value is empty or has blanks around it.
+            AlignmentError: the tokenizer cuts the text elsewhere than at the value's borders.
+        """
+        name = self.declared.name
+        if not value or value != value.strip():
+            raise ConfigError(
+                f"The value {value!r} of field {name!r} is empty or has blanks around it; give bare words."
+            )
+        before, ids, after = (
+            encode_segment(text, tokenizer) for text in (self.around[0], self.blank + value, self.around[1])
+        )
+        joint = encode_segment(f"{self.around[0]}{self.blank}{value}{self.around[1]}", tokenizer)
+        if joint != [*before, *ids, *after]:
+            side = "before" if joint[: len(before)] != before else "after"
+            near = joint[max(0, len(before) - 1) :][: len(ids) + 2]
+            raise AlignmentError(
+                f"The tokenizer joins the value {value!r} of field {name!r} with what stands {side} it "
+                f"({show_tokens(near, tokenizer)}), so it cannot be exchanged alone; put a blank or a line break there "
+                "or choose another value."
+            )
+        return tuple(ids)
+
+    def line_ids(self, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens of the field's line before and after its value."""
+        before, after = (tuple(encode_segment(text, tokenizer)) for text in (self.declared.before, self.declared.after))
+        return before, after
+
+    def line_span(self, value: Span, tokenizer: Any) -> Span:
+        """Where the line stands when its value stands at `value`."""
+        before, after = self.line_ids(tokenizer)
+        return Span(value.start - len(before), value.end + len(after))
+
+    def edit(self, value: str, tokenizer: Any, insert_before: str) -> FieldEdit:
+        """The change to a value, with everything that any method may say of it."""
+        line = self.line_ids(tokenizer)
+        return FieldEdit(
+            self.declared.name,
+            self.value_ids(value, tokenizer),
+            tuple(encode_segment(self.declared.said(value), tokenizer)),
+            line if any(line) else None,
+            insert_before,
+        )
+
+
+def laid_out(parts: Sequence[Part]) -> tuple[Context, dict[str, PlacedField]]:
+    """The parts as named segments, and the fields among them.
+
+    A field without `before` or `after` takes the rest of its line from the texts beside it: its line is then moved
+    whole where a method moves it. Those pieces become segments `before NAME` and `after NAME`.
+
+    Raises:
+        ConfigError: no field, two of one name, or a prompt that ends in a field.
+    """
+    if not any(isinstance(part, Field) for part in parts):
+        raise ConfigError("The prompt declares no field; put a Field(name, value) among its parts.")
+    pieces = [_as_piece(part, number) for number, part in enumerate(parts)]
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, Field):
+            pieces[index] = _with_line(pieces, index, piece)
+    context = Context.of(*(named for piece in _without_blanks(pieces) for named in _named_texts(piece)))
+    fields = [piece for piece in pieces if isinstance(piece, Field)]
+    placed = {field.name: _placed(context, field) for field in fields}
+    names = [segment.name for segment in context.segments]
+    if names[-1] in placed:
+        raise ConfigError(f"The prompt ends in field {names[-1]!r}; put the question after it.")
+    for name, following in itertools.pairwise(names):
+        if name in placed and following in placed:
+            raise ConfigError(f"Nothing stands between the fields {name!r} and {following!r}; put a text there.")
+    return context, placed
+
+
+def pair_fields(pair: Pair) -> list[Field]:
+    """The fields that a task's pair declares, with their old values and in the words of its wording.
+
+    They are called as their segments: `field`, and in task two_fields `second_field`.
+
+    Raises:
+        ConfigError: the pair does not say its entity, field and old value.
+    """
+    attributes = pair.scenario.attributes
+    missing = [key for key in ("entity", "field", "old") if key not in attributes]
+    if missing:
+        raise ConfigError(f"A context from a pair needs one that says its {missing[0]}: use task gated_decision.")
+    style = WORDINGS.get(pair.scenario.wording)()
+    about = {"field": ("entity", "field", "old")}
+    if "second_entity" in attributes:
+        about["second_field"] = ("second_entity", "second_field", "second_old")
+    fields = []
+    for name, keys in about.items():
+        entity, field, value = (attributes[key] for key in keys)
+        before, after = style.record(entity, field)
+        fields.append(Field(name, value, f"{before} ", after, style.update(entity, field, "{value}")))
+    return fields
+
+
+def _split_blank(text: str) -> tuple[str, str]:
+    return (text[:-1], " ") if text.endswith(" ") else (text, "")
+
+
+def _as_piece(part: Part, number: int) -> Segment | Field:
+    if isinstance(part, str):
+        return Segment(f"text {number}", part)
+    return Segment(*part) if isinstance(part, tuple) else part
+
+
+def _with_line(pieces: list[Segment | Field], index: int, field: Field) -> Field:
+    """The field with the rest of its line, which is cut off the texts beside it."""
+    earlier = pieces[index - 1] if index else None
+    if not field.before and isinstance(earlier, Segment):
+        kept, broken, line = earlier.text.rpartition("\n")
+        pieces[index - 1] = Segment(earlier.name, kept + broken)
+        field = dataclasses.replace(field, before=line)
+    later = pieces[index + 1] if index + 1 < len(pieces) else None
+    if not field.after and isinstance(later, Segment):
+        line, broken, kept = later.text.partition("\n")
+        if broken and (kept or index + 2 < len(pieces)):
+            pieces[index + 1] = Segment(later.name, kept)
+            field = dataclasses.replace(field, after=line + broken)
+    return field
+
+
+def _without_blanks(pieces: Sequence[Segment | Field]) -> list[Segment | Field]:
+    """The pieces with the blank before each value moved to the value."""
+    moved = list(pieces)
+    for index, piece in enumerate(pieces):
+        if not isinstance(piece, Field):
+            continue
+        before, blank = _split_blank(piece.before)
+        moved[index] = dataclasses.replace(piece, before=before, value=blank + piece.value)
+    return moved
+
+
+def _named_texts(piece: Segment | Field) -> list[tuple[str, str]]:
+    if isinstance(piece, Segment):
+        return [(piece.name, piece.text)]
+    name = piece.name
+    return [(f"before {name}", piece.before), (name, piece.value), (f"after {name}", piece.after)]
+
+
+def _placed(context: Context, field: Field) -> PlacedField:
+    texts = [("", ""), *((segment.name, segment.text) for segment in context.segments), ("", "")]
+    place = [name for name, _ in texts].index(field.name)
+    return dataclasses.replace(PlacedField.of(field), around=(texts[place - 1][1], texts[place + 1][1]))

@@ -1,0 +1,143 @@
+"""What an editable context tells: the cost of an edit, a decision, a text, and the seam an edit leaves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvprobe.edit.base import CachedPrompt
+from kvprobe.engine.forward import forward
+from kvprobe.engine.receipt import Receipt
+from kvprobe.errors import ConfigError
+from kvprobe.models.subject import Subject
+from kvprobe.tasks.context import encode_segment
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one edit cost.
+
+    Attributes:
+        method: its name.
+        receipt: tokens, FLOPs and seconds, from what was really run.
+        prompt_tokens: length of the edited prompt.
+    """
+
+    method: str
+    receipt: Receipt
+    prompt_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens run through the model; those of a pass through some layers count by the share of layers."""
+        return self.receipt.tokens_appended + self.receipt.tokens_recomputed
+
+    @property
+    def fraction(self) -> float:
+        """Tokens run, as a share of the edited prompt."""
+        return self.tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice between answers.
+
+    Attributes:
+        answer: the most likely of them.
+        log_probabilities: of each whole answer, over everything the model might say, in nats.
+        next_token: what the model would really say next, whether an answer or not.
+    """
+
+    answer: str
+    log_probabilities: Mapping[str, float]
+    next_token: str
+
+    @property
+    def margin(self) -> float:
+        """How far the answer leads the runner-up, in nats; for answers of one token the difference of logits."""
+        first, second = sorted(self.log_probabilities.values(), reverse=True)[:2]
+        return first - second
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """Of each whole answer; they add up to 1 only if the model says nothing else."""
+        return {answer: float(torch.tensor(value).exp()) for answer, value in self.log_probabilities.items()}
+
+
+@dataclass(frozen=True)
+class Written:
+    """Generated text.
+
+    Attributes:
+        text: without the stop sequence.
+        token_ids: of the whole, the stop sequence included.
+        finished: whether a stop sequence came before the limit.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Seam:
+    """How a decision on the edited cache differs from one on a cache that was prefilled at once.
+
+    Attributes:
+        edited: on the cache as it is.
+        reprefilled: on the full prefill.
+        total_variation: between the two distributions of the next token, 0 to 1.
+    """
+
+    edited: Decision
+    reprefilled: Decision
+    total_variation: float
+
+    @property
+    def same_answer(self) -> bool:
+        """Whether both decide alike."""
+        return self.edited.answer == self.reprefilled.answer
+
+    @property
+    def shifts(self) -> dict[str, float]:
+        """By answer, its log-probability on the edited cache less that on the full prefill, in nats."""
+        full = self.reprefilled.log_probabilities
+        return {answer: value - full[answer] for answer, value in self.edited.log_probabilities.items()}
+
+
+def decide_between(subject: Subject, prompt: CachedPrompt, answers: Sequence[str]) -> tuple[Decision, Tensor]:
+    """The decision of a prompt, and log-probabilities `[vocab]` of its next token.
+
+    Raises:
+        ConfigError: fewer than two answers, or one begins as another does and so they cannot be told apart.
+    """
+    tokenizer = subject.tokenizer
+    open_end = not tokenizer.decode(prompt.token_ids[-1:]).endswith((" ", "\n"))
+    tokens = {answer: tuple(encode_segment(f" {answer}" if open_end else answer, tokenizer)) for answer in answers}
+    _check_answers(answers, tokens)
+    first = prompt.decide(subject)
+    start = torch.log_softmax(first.logits.double(), -1)
+    scores = {}
+    for answer, ids in tokens.items():
+        score, cache = float(start[ids[0]]), first.cache
+        for said, following in itertools.pairwise(ids):
+            result = forward(subject, [said], cache)
+            cache, score = result.cache, score + float(torch.log_softmax(result.logits.double(), -1)[following])
+        scores[answer] = score
+    likely = int(first.logits.argmax())
+    return Decision(max(scores, key=scores.__getitem__), scores, tokenizer.decode([likely])), start
+
+
+def _check_answers(answers: Sequence[str], tokens: Mapping[str, tuple[int, ...]]) -> None:
+    if isinstance(answers, str) or len(tokens) < 2 or not all(tokens.values()):
+        raise ConfigError("A decision needs at least two different answers, none of them empty.")
+    for one, mine in tokens.items():
+        for other, theirs in tokens.items():
+            if one != other and theirs[: len(mine)] == mine:
+                raise ConfigError(
+                    f"The answers {one!r} and {other!r} begin alike; choose answers that can be told apart."
+                )

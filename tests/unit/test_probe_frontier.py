@@ -1,0 +1,226 @@
+"""Laws of the frontier probe: what arms decide against plain Hugging Face, what they cost, and what is on the front."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+
+from kvprobe.edit.base import EDIT_METHODS
+from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError
+from kvprobe.models.subject import Subject
+from kvprobe.probes.arms import (
+    as_patch,
+    bytes_written,
+    copied,
+    make_arm,
+    oracle_cache,
+    read_patches,
+    recomputed,
+    run_arm,
+    same_value,
+    selection_order,
+)
+from kvprobe.probes.base import Panel
+from kvprobe.probes.edit_arms import edit_case
+from kvprobe.probes.frontier import REFERENCE, Frontier, pareto_front
+from kvprobe.report.frontier import draw_frontier, kind_of
+from kvprobe.report.reference import paper_values
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+
+PROBE = Frontier(Frontier.Parameters(sizes=(3,), share=0.2, criterion="suffix"))
+
+
+def pairs_of(size: int, **parameters: Any) -> list[Pair]:
+    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
+
+
+def measured(subject: Subject, pairs: list[Pair], probe: Frontier = PROBE) -> pd.DataFrame:
+    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
+    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+
+
+def edits(rows: pd.DataFrame, pair: int = 0) -> pd.DataFrame:
+    return rows[(rows["edit"] == "new") & (rows["pair"] == pair)].set_index("arm")
+
+
+def test_margins_against_plain_hugging_face() -> None:
+    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    found = edits(measured(subject, [pair]))["margin"]
+    line = edit_case(subject, pair).edit.erratum_ids
+    old, new, task = pair.base.token_ids, pair.donor.token_ids, pair.base.spans["task"].start
+    field, tail = list(pair.field.positions), list(old[task:])
+    prompts = {
+        "stale": plain_logits(subject.model, old),
+        "full_reprefill": plain_logits(subject.model, new),
+        "full_downstream": plain_logits(subject.model, new),
+        "erratum": plain_logits(subject.model, [*old[:task], *line, *tail]),
+        "field_only": plain_patched_logits(subject.model, old[:-1], new[:-1], field, old[-1:]),
+        "field_and_erratum": plain_patched_logits(subject.model, old[:task], new[:task], field, [*line, *tail]),
+        "oracle_copy_3": plain_patched_logits(
+            subject.model, old[:-1], new[:-1], [*field, *range(len(old) - 4, len(old) - 1)], old[-1:]
+        ),
+    }
+    for arm, logits in prompts.items():
+        ought = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+        assert found[arm] == pytest.approx(ought, abs=1e-9), arm
+    assert found["field_only"] != found["stale"]
+    assert found["field_and_erratum"] != found["erratum"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_costs_are_those_of_the_tokens_that_run(family: str) -> None:
+    subject, (pair,) = worded(family, torch.float32), pairs_of(1)
+    found = edits(measured(subject, [pair]))
+    ids, spans, field = pair.base.token_ids, pair.base.spans, pair.field
+    before_decision, after = len(ids) - 1, len(ids) - 1 - field.end
+    erratum = len(edit_case(subject, pair).edit.erratum_ids) + before_decision - spans["task"].start
+    ought = {
+        "stale": 0,
+        "field_only": len(field),
+        "selective_3": len(field) + 3,
+        "erratum": erratum,
+        "field_and_erratum": erratum + len(field),
+        "full_downstream": len(field) + after,
+        "full_reprefill": before_decision,
+        "oracle_copy_3": before_decision,
+    }
+    for arm, tokens in ought.items():
+        assert found["tokens"][arm] == pytest.approx(tokens), arm
+    layers, chosen = subject.layers, -(-after // 5)
+    deviation = (len(field) + after) * 2 / layers
+    assert found["tokens"]["cacheblend_20"] == pytest.approx(len(field) + chosen + deviation)
+    assert found["flops"].drop("stale").min() > 0 == found["flops"]["stale"]
+    per_entry = found["bytes_written"]["full_reprefill"] / before_decision
+    assert per_entry == edit_case(subject, pair).stale.cache.nbytes / before_decision
+    assert found["bytes_written"]["selective_3"] == per_entry * (len(field) + 3)
+    assert (found["seconds"].drop("stale") > 0).all()
+
+
+def test_rotated_keys_are_written_too() -> None:
+    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    case = edit_case(subject, pair)
+    longer = replace(case.edit, new_ids=(*case.edit.new_ids, case.edit.new_ids[-1]))
+    edited = EDIT_METHODS.get("field_only")().apply(subject, case.stale, longer)
+    after = len(case.stale.cache) - pair.field.end
+    entry = case.stale.cache.nbytes / len(case.stale.cache)
+    assert bytes_written(case.stale, edited) == entry * (len(longer.new_ids) + after / 2)
+    with pytest.raises(UnsupportedError, match="decide it by itself"):
+        as_patch(case, edited)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+def test_an_edit_to_the_same_value_does_not_move_the_decision(family: str) -> None:
+    rows = measured(worded(family, torch.float32), pairs_of(2))
+    same = rows[rows["edit"] == "same"]
+    assert set(same["arm"]) == {"field_only", "selective_3", "cacheblend_20", "full_downstream", REFERENCE}
+    assert (same["margin"] - same["m_base"]).abs().max() < 1e-4
+    moved = edits(rows)["margin"] - edits(rows)["m_base"]
+    assert abs(moved["stale"]) < 1e-4
+    # A window keeps the field out of the decision's sight in a model that writes no notes.
+    assert family != "qwen3" or abs(moved[REFERENCE]) > 1e-3
+
+
+@given(size=st.integers(0, 12), criterion=st.sampled_from(["suffix", "random", "first_layer_deviation"]))
+def test_patches_of_the_stale_cache_decide_as_the_methods_do(size: int, criterion: str) -> None:
+    subject, (pair,) = worded("qwen3"), pairs_of(1, seed=3)
+    case = edit_case(subject, pair)
+    order = selection_order(subject, case, criterion)
+    oracle = oracle_cache(subject, case)
+    patches = [recomputed(subject, case, order, size), copied(case, oracle, order, size)]
+    for reading, method in zip(read_patches(subject, case, patches), ("selective", "oracle_copy"), strict=True):
+        row = run_arm(subject, case, make_arm("arm", method, k=size, criterion=criterion))
+        assert reading.margin == pytest.approx(row["margin"], abs=1e-9)
+        assert reading.mass == pytest.approx(row["mass"], abs=1e-9)
+
+
+def test_the_same_value_is_the_value_that_stands_there() -> None:
+    subject, (pair,) = worded("llama"), pairs_of(1)
+    same = same_value(edit_case(subject, pair))
+    assert same.edit.new_ids == pair.base.token_ids[pair.field.start : pair.field.end]
+
+
+@given(
+    st.dictionaries(
+        st.text("abcdefgh", min_size=1, max_size=2),
+        st.tuples(st.integers(0, 5), st.integers(0, 5)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_on_the_front_is_what_nothing_else_beats(points: dict[str, tuple[int, int]]) -> None:
+    front = pareto_front({n: float(c) for n, (c, _) in points.items()}, {n: float(g) for n, (_, g) in points.items()})
+
+    def beaten(name: str) -> bool:
+        cost, gain = points[name]
+        return any(c <= cost and g >= gain and (c, g) != (cost, gain) for c, g in points.values())
+
+    assert {points[name] for name in front} == {points[name] for name in points if not beaten(name)}
+    assert [points[name][0] for name in front] == sorted(points[name][0] for name in front)
+
+
+def made_rows(shares: dict[str, float], pairs: int = 20) -> pd.DataFrame:
+    """Rows in which the first so many pairs are decided rightly, each at the cost of a tenth of a prefill."""
+    rows = []
+    for pair in range(pairs):
+        shared = {"pair": pair, "skeleton": f"s{pair}", "m_base": -2.0, "m_donor": 2.0, "noise_floor": 1e-6}
+        for arm in PROBE.arms():
+            right = arm.name == REFERENCE or pair < shares.get(arm.name, 0) * pairs
+            cost = 100.0 if arm.name == REFERENCE else 30.0 if arm.name == "hoist_to_end" else 10.0
+            costs = dict.fromkeys(("tokens", "flops", "seconds", "bytes_written"), cost)
+            reading = {"margin": 2.0 if right else -2.0, "correct": right, "argmax": int(right)}
+            rows.append({**shared, "edit": "new", "arm": arm.name, **reading, **costs, "baseline_refuse": 0.5})
+        rows.append({**shared, "edit": "same", "arm": "field_only", "margin": -2.0 + 1e-5 * pair})
+    return pd.DataFrame(rows).assign(baseline_first_option=1.0, baseline_majority=0.0)
+
+
+def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
+
+
+@given(erratum=st.integers(0, 10), both=st.integers(0, 10))
+def test_summary_finds_what_was_put_in(erratum: int, both: int) -> None:
+    effects = effects_of(made_rows({"erratum": erratum / 10, "field_and_erratum": both / 10}))
+    for name in ("correct_rate", "recovery", "agreement"):
+        assert effects[f"erratum.{name}"].estimate == pytest.approx(erratum / 10)
+    assert effects["erratum.recovery"].extra["median"] == (1.0 if erratum > 5 else 0.5 if erratum == 5 else 0.0)
+    assert effects["field_under_erratum.recovery"].estimate == pytest.approx((both - erratum) / 10)
+    for share in ("token_share", "flop_share", "seconds_ratio"):
+        assert effects[f"erratum.{share}"].estimate == pytest.approx(0.1)
+        assert effects[f"{REFERENCE}.{share}"].estimate == 1.0
+    assert effects["erratum.bytes_written"].estimate == 10.0
+    assert effects["hoist_over_erratum.token_share"].estimate == pytest.approx(0.2)
+    assert effects["no_op.error"].estimate == pytest.approx(19e-5)
+    assert effects["baseline.first_option.correct_rate"].estimate == 1.0
+
+
+def test_the_figure_shows_every_arm_and_a_model_without_effects() -> None:
+    paper = {"erratum.correct_rate": 1.0, "erratum.token_share": 0.12}
+    effects = effects_of(made_rows({"erratum": 1.0}))
+    figure = draw_frontier([Panel("a", effects, paper=paper, paper_model="Qwen3-8B"), Panel("b", note="gated")])
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert len(legend) == len({kind_of(arm.name) for arm in PROBE.arms()}) + 3
+    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
+
+
+def test_the_paper_has_the_values_that_the_probe_names() -> None:
+    known = paper_values(Frontier.paper, "Qwen3-8B")
+    assert set(known) == set(Frontier.paper)
+    assert known["hoist_to_end.token_share"] == pytest.approx(0.0518)
+
+
+def test_unknown_methods_and_pairs_that_do_not_say_their_field_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="erratum"):
+        make_arm("typo", "eratum")
+    (pair,) = pairs_of(1)
+    unsaid = replace(pair, scenario=replace(pair.scenario, attributes={}))
+    with pytest.raises(ConfigError, match="use task gated_decision"):
+        measured(worded("qwen3"), [unsaid])

@@ -1,0 +1,165 @@
+"""Laws of the K-sweep: fits against an independent one, K* and its interval, and sweeps against the edit methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from worded_models import TOKENIZER, plain_logits, worded
+
+from kvprobe.models.subject import Subject
+from kvprobe.probes.arms import make_arm, run_arm
+from kvprobe.probes.base import Panel
+from kvprobe.probes.edit_arms import edit_case
+from kvprobe.probes.k_sweep import COPY, REFERENCES, KSweep, monotone, smallest_within
+from kvprobe.report.k_sweep import draw_k_sweep
+from kvprobe.report.reference import paper_values
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+
+STATISTICS = StatisticsConfig(resamples=999)
+SIZES = (0, 1, 4, 16)
+
+
+def pairs_of(size: int, **parameters: Any) -> list[Pair]:
+    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
+
+
+def probe(**parameters: Any) -> KSweep:
+    return KSweep(KSweep.Parameters(**{"sizes": SIZES, "criteria": ("suffix",), **parameters}))
+
+
+def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
+    rows = pd.DataFrame(probe(**parameters).measure(subject, pairs, lambda done, total: None))
+    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=9))
+def test_the_fit_is_the_nearest_curve_that_never_falls(counts: list[int]) -> None:
+    """By the max-min formula of isotonic regression, which knows nothing of pooling."""
+    rates = np.array(counts) / 20
+    ought = [
+        max(min(rates[i : j + 1].mean() for j in range(k, len(rates))) for i in range(k + 1)) for k in range(len(rates))
+    ]
+    np.testing.assert_allclose(monotone(rates), ought, atol=1e-12)
+
+
+def test_the_sweep_runs_the_edit_methods_and_ends_at_the_oracle() -> None:
+    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    found = measured(subject, [pair], sizes=(0, 3, 999)).set_index("arm")
+    case = edit_case(subject, pair)
+    alone = run_arm(subject, case, make_arm("alone", "field_only"))
+    three = run_arm(subject, case, make_arm("three", "selective", k=3, criterion="suffix"))
+    assert found["margin"]["suffix_0"] == pytest.approx(alone["margin"], abs=1e-9)
+    assert found["margin"]["suffix_3"] == pytest.approx(three["margin"], abs=1e-9)
+    oracle = plain_logits(subject.model, pair.donor.token_ids)
+    ought = float(oracle[pair.donor_answer_id] - oracle[pair.base_answer_id])
+    assert found["margin"]["suffix_999"] == pytest.approx(ought, abs=1e-9)
+    assert found["recomputed"]["suffix_999"] == len(pair.base.token_ids) - 1 - pair.field.end
+    assert {*REFERENCES, "suffix_0", "suffix_3", "suffix_999"} == set(found.index)
+
+
+def test_the_upper_bound_copies_what_attention_chooses() -> None:
+    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    found = measured(subject, [pair], sizes=(0, 5), criteria=("decision_attention",)).set_index("arm")
+    case = edit_case(subject, pair)
+    copy = run_arm(subject, case, make_arm("copy", "oracle_copy", k=5, criterion="decision_attention"))
+    assert found["margin"][f"{COPY}_5"] == pytest.approx(copy["margin"], abs=1e-9)
+    assert found["margin"][f"{COPY}_5"] != found["margin"]["decision_attention_5"]
+    assert found["margin"][f"{COPY}_0"] == pytest.approx(found["margin"]["decision_attention_0"], abs=1e-9)
+
+
+def test_random_orders_are_shared_by_runs() -> None:
+    once, again = (
+        measured(worded("llama"), pairs_of(1), criteria=("random",)).set_index("arm")["margin"] for _ in range(2)
+    )
+    pd.testing.assert_series_equal(once, again)
+
+
+def made_rows(right: dict[str, float], pairs: int = 24, after: int = 40) -> pd.DataFrame:
+    """Rows in which each arm decides the first so many pairs rightly."""
+    rows = []
+    for pair in range(pairs):
+        shared = {"pair": pair, "skeleton": f"s{pair}", "m_base": -2.0, "m_donor": 2.0, "noise_floor": 1e-6}
+        for name in [*REFERENCES, *(f"suffix_{size}" for size in SIZES)]:
+            correct = pair < right.get(name, 0.0) * pairs
+            swept = name not in REFERENCES
+            rows.append(
+                {
+                    **shared,
+                    "arm": name,
+                    "criterion": "suffix" if swept else name,
+                    "size": int(name.split("_")[1]) if swept else None,
+                    "after_field": after if swept else None,
+                    "margin": 2.0 if correct else -2.0,
+                    "correct": correct,
+                }
+            )
+    constant = {f"baseline_{name}": 0.5 for name in ("first_option", "refuse", "majority")}
+    return pd.DataFrame(rows).assign(**constant)
+
+
+def effects_of(rows: pd.DataFrame, **parameters: Any) -> dict[str, Effect]:
+    return {effect.name: effect for effect in probe(**parameters).summarise(rows, STATISTICS)}
+
+
+def test_k_star_is_where_the_fit_reaches_the_erratum() -> None:
+    """The dip at 4 is noise to a fit that cannot fall: 1 and 4 share their mean."""
+    shares = {"erratum": 1.0, "field_and_erratum": 0.5, "suffix_1": 0.75, "suffix_4": 0.25, "suffix_16": 1.0}
+    effects = effects_of(made_rows(shares))
+    fitted = [effects[f"suffix_{size}.over_erratum.difference"].estimate for size in SIZES]
+    assert fitted == pytest.approx([-1.0, -0.5, -0.5, 0.0])
+    assert effects["suffix.k_star_erratum"].estimate == 16
+    assert effects["suffix.k_star_field_and_erratum"].estimate == 1
+    assert effects["suffix_1.correct_rate"].estimate == effects["suffix_1.recovery"].estimate == 0.75
+
+
+def test_where_no_size_is_enough_all_tokens_are() -> None:
+    effects = effects_of(made_rows({"erratum": 1.0, "suffix_16": 0.5}))
+    star = effects["suffix.k_star_erratum"]
+    assert (star.estimate, star.low, star.high) == (40.0, 40.0, 40.0)
+    assert star.unit == "tokens"
+
+
+def test_few_skeletons_that_all_agree_prove_no_equivalence() -> None:
+    """Eight of eight may hide a share of almost a third, so the interval reaches beyond the margin."""
+    everything = {"erratum": 1.0, **{f"suffix_{size}": 1.0 for size in SIZES}}
+    few, many = (effects_of(made_rows(everything, pairs))["suffix.k_star_erratum"] for pairs in (8, 24))
+    assert (few.estimate, few.low, few.high) == (0.0, 0.0, 40.0)
+    assert (many.estimate, many.low, many.high) == (0.0, 0.0, 0.0)
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1)), min_size=1, max_size=6))
+def test_the_interval_of_k_star_holds_it(points: list[tuple[float, float]]) -> None:
+    differences = [
+        Effect(f"d{k}", value, value - half, value + half, n=10, clusters=10) for k, (value, half) in enumerate(points)
+    ]
+    everything = Effect("all", 50.0, 40.0, 60.0, n=10, clusters=10)
+    star = smallest_within("k", range(len(points)), differences, -0.1, everything)
+    enough = [k for k, (value, half) in enumerate(points) if value - half >= -0.1]
+    assert star.high == (enough[0] if enough else 50.0)
+    assert star.low <= star.estimate <= star.high
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (-1, 2), (1, 1)])
+def test_sizes_must_increase(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match="increasing sizes from 0 on"):
+        KSweep.Parameters(sizes=sizes)
+
+
+def test_the_figure_draws_a_measured_and_an_unmeasured_model() -> None:
+    effects = effects_of(made_rows({"erratum": 1.0, "suffix_16": 1.0}))
+    figure = draw_k_sweep([Panel("a", effects), Panel("b", note="gated")])
+    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
+
+
+def test_the_paper_has_the_values_that_the_probe_names() -> None:
+    known = paper_values(KSweep.paper, "Qwen3-8B")
+    assert set(known) == set(KSweep.paper)
+    assert known[f"{COPY}_8.correct_rate"] == pytest.approx(0.25)

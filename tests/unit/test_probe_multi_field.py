@@ -1,0 +1,168 @@
+"""Edits of two fields: the questions, their right answers, and every arm against plain Hugging Face."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worded_models import TOKENIZER, plain_logits, worded
+
+from kvprobe.errors import ConfigError
+from kvprobe.models.subject import Subject
+from kvprobe.probes.field_states import BOTH, two_field_case
+from kvprobe.probes.multi_field import ARMS, FLIPS, MultiField
+from kvprobe.report.reference import paper_values
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.context import encode_segment
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.two_fields import TwoFields
+from kvprobe.tasks.wordings import WORDINGS
+
+EXACT = 1e-5
+
+
+def pairs_of(size: int, joint: str, **parameters: object) -> list[Pair]:
+    task = TwoFields(size=size, joint=(joint,), **parameters)  # type: ignore[arg-type]
+    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+
+
+def measured(subject: Subject, pairs: list[Pair]) -> pd.DataFrame:
+    rows = pd.DataFrame(MultiField().measure(subject, pairs, lambda done, total: None))
+    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+
+
+@pytest.mark.parametrize("split", ["held_out", "all"])
+def test_right_answers_are_those_of_the_rule_in_the_prompt(split: str) -> None:
+    subject = worded("qwen3")
+    for pair in pairs_of(6, "and", wordings=("manual",), split=split):
+        (question,) = two_field_case(subject, pair).questions
+        rule = r"If the \w+ \w+ is (\w+) and the \w+ \w+ is (\w+), then (\w+)\."
+        first, second, action = re.search(rule, pair.base.text).groups()  # type: ignore[union-attr]
+        assert question.name == BOTH
+        for state, right in question.right.items():
+            assert (right == action) == (state == (first, second))
+    for pair in pairs_of(6, "own", wordings=("manual",), split=split):
+        rules = dict(re.findall(r"If the \w+ \w+ is (\w+), then (\w+)\.", pair.base.text))
+        questions = two_field_case(subject, pair).questions
+        assert len(questions) == 2
+        for place, question in enumerate(questions):
+            assert all(right == rules[state[place]] for state, right in question.right.items())
+            assert all({*question.answers} == {*question.right.values()} for question in questions)
+
+
+def by_hand(pair: Pair, flips: tuple[str, ...], arm: str) -> list[int]:
+    """The prompt that an arm's cache stands for, written down without the library's editing."""
+    attributes, ids = pair.scenario.attributes, list(pair.base.token_ids)
+    keys = {"field": ("entity", "field", "new"), "second_field": ("second_entity", "second_field", "second_new")}
+    said: list[int] = []
+    for name in flips:
+        about = [attributes[key] for key in keys[name]]
+        if arm == "full_downstream":
+            ids[pair.base.spans[name].start] = encode_segment(f" {about[2]}", TOKENIZER)[0]
+        elif arm == "erratum":
+            said += encode_segment(WORDINGS.get(pair.scenario.wording)().update(*about), TOKENIZER)
+    task = pair.base.spans["task"].start
+    return [*ids[:task], *said, *ids[task:]]
+
+
+@pytest.mark.parametrize("joint", ["own", "and"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_arms_are_plain_hugging_face_on_prompts_written_by_hand(family: str, joint: str) -> None:
+    subject, (pair,) = worded(family), pairs_of(1, joint, seed=3)
+    rows = measured(subject, [pair])
+    case = two_field_case(subject, pair)
+    assert len(rows) == len(ARMS) * len(FLIPS) * len(case.questions)
+    first, question = rows[rows["question"] == case.questions[0].name], case.questions[0]
+    found = first.set_index(["arm", "flip"])["margin"]
+    for flip, fields in FLIPS.items():
+        state = tuple(case.values[name][name in fields] for name in case.values)
+        ought = question.right[state]  # type: ignore[index]
+        (other,) = {*question.answers} - {ought}
+        for arm in ("stale", "erratum", "full_downstream"):
+            logits = plain_logits(subject.model, by_hand(pair, fields, arm))
+            right, wrong = (encode_segment(f" {answer}", TOKENIZER)[0] for answer in (ought, other))
+            assert found[arm, flip] == pytest.approx(float(logits[right] - logits[wrong]), abs=EXACT)
+    full = rows[rows["arm"] == "full_downstream"]
+    assert full["margin_error"].max() < EXACT
+    assert full["agrees"].all()
+    if family == "qwen3":  # through tiny sliding windows the fields hardly reach the decision
+        assert rows[(rows["arm"] == "field_only") & (rows["flip"] == "both")]["margin_error"].max() > 1e-3
+    assert rows["noise_floor"].max() < EXACT
+
+
+def test_the_second_question_is_asked_by_its_own_task() -> None:
+    subject, (pair,) = worded("qwen3"), pairs_of(1, "own")
+    case, attributes = two_field_case(subject, pair), pair.scenario.attributes
+    second = case.questions[1]
+    span = pair.base.spans["task"]
+    style = WORDINGS.get(pair.scenario.wording)()
+    actions = [attributes["second_old_action"], attributes["second_new_action"]]
+    task = encode_segment(style.task(attributes["second_field"], actions), TOKENIZER)
+    ids = [*pair.base.token_ids[: span.start], *task, *pair.base.token_ids[span.end :]]
+    logits = plain_logits(subject.model, ids).log_softmax(-1)
+    for answer, found in case.ask(case.context, second).log_probabilities.items():
+        assert found == pytest.approx(float(logits[encode_segment(f" {answer}", TOKENIZER)[0]]), abs=EXACT)
+
+
+def made_rows(right: dict[str, int]) -> pd.DataFrame:
+    """Ten pairs with one question; an arm is right on the first so many of the decisions that must turn."""
+    rows = []
+    for pair in range(10):
+        for arm in ARMS:
+            for flip in FLIPS:
+                changed = flip in ("first", "both")
+                correct = pair < right.get(arm, 0) if changed else True
+                rows.append(
+                    {
+                        "pair": pair,
+                        "skeleton": f"s{pair}",
+                        "arm": arm,
+                        "flip": flip,
+                        "question": "field",
+                        "changed": changed,
+                        "correct": correct,
+                        "agrees": correct,
+                        "prefill_correct": pair > 0,
+                        "margin_error": 0.25,
+                        "token_share": None if flip == "none" else 0.5,
+                        "noise_floor": 1e-6,
+                        "baseline_first_option": 1.0,
+                        "baseline_refuse": 0.0,
+                        "baseline_majority": 0.5,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in MultiField().summarise(rows, StatisticsConfig())}
+
+
+@settings(max_examples=2)
+@given(erratum=st.integers(0, 10), field=st.integers(0, 10))
+def test_summary_finds_what_was_put_in(erratum: int, field: int) -> None:
+    effects = effects_of(made_rows({"erratum": erratum, "field_only": field}))
+    assert effects["erratum.changed.correct_rate"].estimate == pytest.approx(erratum / 10)
+    assert effects["erratum.changed.error_rate"].estimate == pytest.approx(1 - erratum / 10)
+    assert effects["erratum.second.correct_rate"].estimate == 1.0
+    assert effects["erratum.both.correct_rate"].estimate == pytest.approx(erratum / 10)
+    assert effects["erratum.unchanged.correct_rate"].estimate == 1.0
+    assert effects["field_alone.changed.difference"].estimate == pytest.approx(field / 10)
+    assert effects["full_prefill.error_rate"].estimate == pytest.approx(0.1)
+    assert effects["baseline.majority.correct_rate"].estimate == 0.5
+    assert effects["full_downstream.margin_error"].estimate == 0.25
+    assert effects["erratum.token_share"].estimate == 0.5
+
+
+def test_the_paper_has_the_values_that_the_probe_names() -> None:
+    assert set(paper_values(MultiField.paper, "Qwen3-8B")) == set(MultiField.paper)
+
+
+def test_pairs_of_one_field_are_refused() -> None:
+    (pair,) = [align(pair, TOKENIZER) for pair in GatedDecision(size=1).prompt_pairs()]
+    with pytest.raises(ConfigError, match="use task two_fields"):
+        MultiField().measure(worded("qwen3"), [pair], lambda done, total: None)

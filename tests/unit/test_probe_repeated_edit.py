@@ -1,0 +1,137 @@
+"""Chains of edits: their order, the stack of errata against plain Hugging Face, and the summary."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_probe_multi_field import EXACT, pairs_of
+from worded_models import TOKENIZER, plain_logits, worded
+
+from kvprobe.edit.meter import Meter
+from kvprobe.probes.field_states import BOTH, FIELDS, TwoFieldCase, two_field_case
+from kvprobe.probes.repeated_edit import ARMS, KINDS, RepeatedEdit, StackedErrata, chain_of
+from kvprobe.report.reference import paper_values
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.context import encode_segment
+from kvprobe.tasks.wordings import WORDINGS
+
+
+@cache
+def case_of(joint: str, family: str = "qwen3") -> TwoFieldCase:
+    (pair,) = pairs_of(1, joint, seed=1)
+    return two_field_case(worded(family), pair)
+
+
+@given(seed=st.text(max_size=5), joint=st.sampled_from(["own", "and"]), edits=st.integers(1, 30))
+def test_chains_go_to_and_fro_and_say_what_a_decision_turns_on(seed: str, joint: str, edits: int) -> None:
+    case = case_of(joint)
+    steps = chain_of(case, edits, seed)
+    assert [step.number for step in steps] == list(range(1, edits + 1))
+    assert steps == chain_of(case, edits, seed)
+    state = {name: values[0] for name, values in case.values.items()}
+    held = {name: [state[name]] for name in FIELDS}
+    for step in steps:
+        assert step.value != state[step.field]
+        returned = {step.field: step.value in held[step.field]}
+        state[step.field] = step.value
+        held[step.field].append(step.value)
+        about = step.field if step.question.name == BOTH else step.question.name
+        if len(held[about]) == 1:
+            assert step.kind == "untouched"
+        else:
+            again = returned[about] if about in returned else held[about].count(state[about]) > 1
+            assert step.kind == ("return" if again else "first")
+
+
+@pytest.mark.parametrize("joint", ["own", "and"])
+def test_full_downstream_follows_and_cheaper_arms_do_not(joint: str) -> None:
+    case = case_of(joint)
+    probe = RepeatedEdit(RepeatedEdit.Parameters(edits=5))
+    rows = pd.DataFrame(probe.measure(worded("qwen3"), [case.pair], lambda done, total: None))
+    assert len(rows) == 5 * len(ARMS)
+    error = rows.groupby("arm")["margin_error"].max()
+    assert error["full_downstream"] < EXACT
+    assert error.drop("full_downstream").min() > 1e-3
+    lengths = rows.pivot(index="edit", columns="arm", values="prompt_tokens")
+    assert (lengths["full_downstream"] == len(case.pair.base.token_ids)).all()
+    assert lengths["stacked_errata"].is_monotonic_increasing
+    assert lengths["stacked_errata"].iloc[-1] > lengths["erratum"].iloc[-1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_stack_holds_every_erratum_in_order(family: str) -> None:
+    case = case_of("and", family)
+    pair, context = case.pair, case.context.copy()
+    said: list[int] = []
+    style, attributes = WORDINGS.get(pair.scenario.wording)(), pair.scenario.attributes
+    for place, name in (*((0, name) for name in FIELDS), (1, "field"), (0, "field")):
+        value = case.values[name][1 - place]
+        with Meter(worded(family)) as meter:
+            cost = context.set(name, value, StackedErrata())
+        assert cost.tokens == meter.tokens
+        prefix = "second_" if name == "second_field" else ""
+        about = attributes[f"{prefix}entity"], attributes[f"{prefix}field"], value
+        said += encode_segment(style.update(*about), TOKENIZER)
+    task = pair.base.spans["task"].start
+    ids = [*pair.base.token_ids[:task], *said, *pair.base.token_ids[task:]]
+    assert list(context.token_ids) == ids
+    logits = context.prompt.decide(worded(family)).logits.double()
+    assert float((logits - plain_logits(worded(family).model, ids)).abs().max()) < EXACT
+
+
+def made_rows(right: dict[tuple[str, str], int]) -> pd.DataFrame:
+    """Ten pairs and four edits; an arm is right on the first so many pairs at each kind of decision."""
+    rows = []
+    kinds = ["untouched", "first", "return", "return"]
+    for pair in range(10):
+        for arm in ARMS:
+            for edit, kind in enumerate(kinds, start=1):
+                correct = pair < right.get((arm, kind), 10)
+                rows.append(
+                    {
+                        "pair": pair,
+                        "skeleton": f"s{pair}",
+                        "arm": arm,
+                        "edit": edit,
+                        "kind": kind,
+                        "correct": correct,
+                        "agrees": correct,
+                        "prefill_correct": True,
+                        "margin_error": float(edit),
+                        "token_share": None if arm == "stale" else 0.2,
+                        "noise_floor": 0.0,
+                        "baseline_first_option": 1.0,
+                        "baseline_refuse": 0.0,
+                        "baseline_majority": 0.5,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    probe = RepeatedEdit(RepeatedEdit.Parameters(edits=4, window=2))
+    return {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
+
+
+@settings(max_examples=2)
+@given(stacked=st.integers(0, 10), first=st.integers(0, 10))
+def test_summary_finds_what_was_put_in(stacked: int, first: int) -> None:
+    effects = effects_of(made_rows({("stacked_errata", "return"): stacked, ("erratum", "first"): first}))
+    assert effects["stacked_errata.return.correct_rate"].estimate == pytest.approx(stacked / 10)
+    assert effects["stacked_errata.edits_4.error_rate"].estimate == pytest.approx(1 - stacked / 10)
+    assert effects["stacked_errata.edits_2.error_rate"].estimate == 0.0
+    assert effects["erratum.edits_2.error_rate"].estimate == pytest.approx((1 - first / 10) / 2)
+    assert effects["current_over_stacked.return.difference"].estimate == pytest.approx(1 - stacked / 10)
+    assert effects["erratum.margin_error"].estimate == 4.0
+    assert "stale.token_share" not in effects
+    assert {f"full_downstream.{kind}.error_rate" for kind in KINDS} <= set(effects)
+    assert effects["baseline.first_option.correct_rate"].estimate == 1.0
+
+
+def test_the_paper_has_the_values_that_the_probe_names() -> None:
+    known = paper_values(RepeatedEdit.paper, "Qwen3-8B")
+    assert known == {"stacked_errata.first.correct_rate": 1.0, "stacked_errata.return.correct_rate": 0.0}
