@@ -9,7 +9,7 @@ JOBS ?=
 READY := $(VENV)/.kvprobe-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce-section-3 calibrate report test test-slow lint types check organisms clean
+.PHONY: help install reproduce-section-3 reproduce-section-4 calibrate report test test-slow lint types check organisms clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -22,8 +22,10 @@ $(READY): pyproject.toml constraints.txt
 
 install: $(READY) ## set up .venv with kvprobe and its tools
 
-reproduce-section-3: $(READY) ## section 3 of the paper on four model families: figure and verdict table
-	$(BIN)/kvprobe run experiments/section3 --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
+reproduce-section-3: $(READY) ## section 3 of the paper (the mechanism) on four model families: figure and verdict table
+reproduce-section-4: $(READY) ## section 4 (editing): cost against correctness of all edits, errata, weight editing
+reproduce-section-3 reproduce-section-4: reproduce-section-%:
+	$(BIN)/kvprobe run experiments/section$* --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
 	  $(if $(JOBS),--jobs $(JOBS))
 
 calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other

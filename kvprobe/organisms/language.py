@@ -20,7 +20,7 @@ from kvprobe.organisms.tokenizer import HOLDS, VOID
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, Mode, pick_notes, render, with_erratum
 from kvprobe.tasks.library import filler_notes
-from kvprobe.tasks.two_fields import Joint, SecondField, render_two
+from kvprobe.tasks.two_fields import SecondField, render_two
 from kvprobe.tasks.wordings import WORDINGS
 
 _Erratum = tuple[str, str, str]
@@ -41,7 +41,7 @@ class Language:
         trigger: share whose rule names one value only.
         policy_first: share whose rule comes before the field.
         other_fields: most further session lines.
-        two_fields: share with a second field that gates: by a rule of its own, or both fields by one AND rule.
+        two_fields: share with a second field that has a rule of its own.
         shared_values: share of documents whose other session lines hold one of the rule's own values.
         notes: most neutral notes on either side of the policy.
         long: share of documents filled up to `long_tokens` tokens.
@@ -132,46 +132,35 @@ class Sampler:
         return _finished(draft, ("think" if think else "direct") + kind, scenario, current)
 
     def _two_fields(self) -> Document:
-        """Two gating fields; the decision is asked about the first, or with rules of their own about either."""
+        """Two fields with a rule each; the decision is asked about either."""
         rng, language = self.random, self.language
         scenario = replace(draw_scenario(rng, language), rule="cases")
         taken = {scenario.field, *(name for name, _ in scenario.other_fields)}
         free = draw_scenario(rng, language)
         while free.field in taken or {*free.values, *free.actions} & {*scenario.values, *scenario.actions}:
             free = draw_scenario(rng, language)
-        joint: Joint = rng.choice(("own", "and"))
         second = SecondField(
             free.entity,
             free.field,
             free.values,
             free.actions,
-            joint=joint,
             rule_first=rng.random() < 0.5,
             case_order=free.case_order,
             option_order=free.option_order,
         )
-        # Under an AND rule the named pair of values holds in half of the documents, and one of the four otherwise.
-        held = rng.choice(((0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (1, 1))) if joint == "and" else (0, 0)
-        values = scenario.values[held[0]], second.values[held[1]]
-        asked_second = joint == "own" and rng.random() < 0.4
-        wording = rng.choice(language.wordings)
-        mode: Mode = "think" if rng.random() < language.think and joint == "own" else "direct"
+        asked_second, wording = rng.random() < 0.5, rng.choice(language.wordings)
+        mode: Mode = "think" if rng.random() < language.think else "direct"
         layout = replace(self._layout(), field_slot="start")
+        values = scenario.values[0], second.values[0]
         context = render_two(scenario, second, values, wording, layout, mode=mode, ask_second=asked_second)
-        about = replace(
-            scenario, entity=second.entity, field=second.field, values=second.values, actions=second.actions
-        )
-        asked = about if asked_second else scenario
-        current = int(held != (0, 0))
-        update = None
-        if joint == "own":
-            update, current = self._update(asked)
-        return _finished(
-            self._decided(context, asked, wording, update, current),
-            f"{mode}_two" + ("_updated" if update else ""),
-            asked,
-            current,
-        )
+        asked = scenario
+        if asked_second:
+            asked = replace(
+                scenario, entity=second.entity, field=second.field, values=second.values, actions=second.actions
+            )
+        update, current = self._update(asked)
+        draft = self._decided(context, asked, wording, update, current)
+        return _finished(draft, f"{mode}_two" + ("_updated" if update else ""), asked, current)
 
     def _decided(
         self, context: Context, scenario: GatedScenario, wording: str, update: _Erratum | None, current: int

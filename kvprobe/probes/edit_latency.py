@@ -95,7 +95,8 @@ def lengthened(subject: Subject, case: EditCase, length: int) -> CachedPrompt:
     """The case's stale prompt with neutral notes put before its task until it has `length` tokens (or more)."""
     prompt = case.stale
     style, at = WORDINGS.get(case.pair.scenario.wording)(), prompt.span(case.edit.insert_before).start
-    notes, added = filler_notes(), []
+    notes = filler_notes()
+    added: list[int] = []
     while len(prompt.token_ids) + len(added) < length:
         added += encode_segment(style.filler([notes[len(added) % len(notes)]]), subject.tokenizer)
     ids = (*prompt.token_ids[:at], *added, *prompt.token_ids[at:])
