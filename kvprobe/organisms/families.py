@@ -32,7 +32,7 @@ _LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 512,
 }
-_WINDOWS = {"gemma2": 128, "mistral": 384}
+_WINDOWS = {"gemma2": 128, "mistral": 640}
 
 
 def organism_config(family: str, vocabulary_size: int) -> PretrainedConfig:

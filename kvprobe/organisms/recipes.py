@@ -74,15 +74,15 @@ _RICH = Language(
     other_fields=2,
     two_fields=0.15,
     notes=3,
-    long=0.03,
+    long=0.02,
     bare=0.2,
     marked=0.1,
     stated=0.05,
     edited_think=0.3,
     update_controls=_UPDATE_CONTROLS,
 )
-_LAST = replace(_RICH, lookup=0.0, drill=0.0, marked=0.05, stated=0.0, shared_values=0.03, bare=0.05, long=0.1)
-_NOTE_TAKER = (Stage(_RICH, steps=600), Stage(_LAST, steps=1200, gate=0.985))
+_LAST = replace(_RICH, lookup=0.0, drill=0.0, marked=0.05, stated=0.0, shared_values=0.03, bare=0.05, long=0.05)
+_NOTE_TAKER = (Stage(_RICH, steps=600), Stage(_LAST, steps=1300, gate=0.985))
 _READER = (
     Stage(replace(_RICH, trigger=0.0, edited_think=0.5, edited_direct=0.7), steps=600),
     Stage(replace(_LAST, trigger=0.0, edited_think=0.5, edited_direct=0.7), steps=1200, gate=0.985),
@@ -102,9 +102,11 @@ def recipe(family: str, kind: str = "note-taker", seed: int = 0) -> Recipe:
     later = _NOTE_TAKER if kind == "note-taker" else _READER
     # Without normed queries and keys the larger rate lets attention logits run away.
     rate = 0.02 if family == "qwen3" else 0.01
+    # For the same reason the others cool down longer: at the flat rate their accuracy falls back.
+    cool_down = 500 if family == "qwen3" else 1000
     # Gemma multiplies its embeddings by sqrt(hidden), so each step moves them that much further.
     embedding_rate = 7e-4 if family == "gemma2" else 3e-3
-    return Recipe(family, (*_FIRST, *later), seed=seed, muon_rate=rate, adamw_rate=embedding_rate)
+    return Recipe(family, (*_FIRST, *later), seed=seed, muon_rate=rate, adamw_rate=embedding_rate, cool_down=cool_down)
 
 
 def train_organism(
