@@ -43,6 +43,9 @@ class Kind(StrEnum):
     TASKS = "tasks"
     MODELS = "models"
     WORDINGS = "wordings"
+    EDITS = "edits"
+    SELECTIONS = "selections"
+    WEIGHT_EDITS = "weight-edits"
     EXPERIMENTS = "experiments"
     CLAIMS = "claims"
 
@@ -206,6 +209,24 @@ def _wordings() -> dict[str, str]:
     return WORDINGS.describe()
 
 
+def _edits() -> dict[str, str]:
+    from kvprobe.edit.base import EDIT_METHODS
+
+    return EDIT_METHODS.describe()
+
+
+def _selections() -> dict[str, str]:
+    from kvprobe.edit.selection import SELECTIONS
+
+    return SELECTIONS.describe()
+
+
+def _weight_edits() -> dict[str, str]:
+    from kvprobe.baselines.base import WEIGHT_EDITS
+
+    return WEIGHT_EDITS.describe()
+
+
 def _models() -> dict[str, str]:
     from kvprobe.models.catalogue import model_config, model_names
 
@@ -242,6 +263,9 @@ _DESCRIBE: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.TASKS: _tasks,
     Kind.MODELS: _models,
     Kind.WORDINGS: _wordings,
+    Kind.EDITS: _edits,
+    Kind.SELECTIONS: _selections,
+    Kind.WEIGHT_EDITS: _weight_edits,
     Kind.EXPERIMENTS: _experiments,
     Kind.CLAIMS: _claims,
 }
