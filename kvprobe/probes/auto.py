@@ -62,6 +62,11 @@ class AutoProbe(Probe):
         for metric in ("precision", "recall", "accuracy")
     }
 
+    may_lack: ClassVar[Mapping[str, str]] = {
+        "auto.needs.precision": "AUTO never chose more than an in-place edit.",
+        "auto.needs.recall": "No edit needed more than an in-place one.",
+    }
+
     class Parameters(base.Parameters):
         """What an error costs, and how the edits are split."""
 

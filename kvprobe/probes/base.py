@@ -72,6 +72,8 @@ class Probe(ABC):
     name: ClassVar[str]
     needs_all_pairs: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, PaperEntry]] = {}
+    may_lack: ClassVar[Mapping[str, str]] = {}
+    """Why an effect may be missing from a summary, by a pattern of its name (`rome.*`)."""
     Parameters: ClassVar[type[Parameters]] = Parameters
     parameters: Any
 

@@ -90,6 +90,11 @@ class WeightEditingProbe(Probe):
         for effect, metric in _PAPER_METRICS.items()
     }
 
+    may_lack: ClassVar[Mapping[str, str]] = {
+        f"{method}*": f"{method} failed its validation edits on this model and was not used."
+        for method in ("rome", "memit", "lora")
+    }
+
     class Parameters(base.Parameters):
         """Which methods, and how many prompts beside each request."""
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -196,13 +198,25 @@ class Verdict:
         return cls(**{**record, **parts})
 
 
-def judge(claim: Claim, model: str, effects: Sequence[Effect]) -> Verdict:
+def judge(
+    claim: Claim, model: str, effects: Sequence[Effect], may_lack: Mapping[str, str] = MappingProxyType({})
+) -> Verdict:
     """The verdict on `claim` from the effects measured on `model`.
 
+    Args:
+        claim: what is stated.
+        model: name of the model.
+        effects: what was measured on it.
+        may_lack: why an effect may be missing, by a pattern of its name; such a claim is not applicable.
+
     Raises:
-        ConfigError: no effect has the name the statement uses.
+        ConfigError: no effect has the name the statement uses, and it may not be missing.
     """
     statement = claim.parsed
+    if statement.effect not in {effect.name for effect in effects}:
+        reasons = [why for pattern, why in may_lack.items() if fnmatchcase(statement.effect, pattern)]
+        if reasons:
+            return not_applicable(claim, model, reasons[0])
     effect = _effect_of(claim, statement, effects)
     outcome, reason = _outcome(statement, effect)
     return Verdict(

@@ -101,6 +101,11 @@ def test_a_range_needs_six_clusters_to_say_anything(clusters: int, expected: str
 def test_an_unknown_effect_is_told_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"Claim 'c' is about 'x.z'.*did you mean 'x.y'"):
         judge(Claim(id="c", statement="x.z < 1"), "m", [effect(0, 1)])
+    with pytest.raises(ConfigError, match=r"x\.y"):
+        judge(Claim(id="c", statement="x.z < 1"), "m", [effect(0, 1)], {"y.*": "y failed"})
+    excused = judge(Claim(id="c", statement="x.z < 1"), "m", [effect(0, 1)], {"x.*": "x failed"})
+    assert (excused.outcome, excused.reason) == (Outcome.NOT_APPLICABLE, "x failed")
+    assert judge(Claim(id="c", statement="x.y < 2"), "m", [effect(0, 1)], {"x.*": "x failed"}).effect is not None
 
 
 def test_paper_values_by_model() -> None:
