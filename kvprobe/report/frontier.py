@@ -25,10 +25,10 @@ _LOOKS = {
     "field_only": ("field only", COLORS["sky"], "s"),
     "selective": ("field + K tokens", COLORS["blue"], "v"),
     "cacheblend": ("CacheBlend-style", COLORS["purple"], "P"),
-    "erratum": ("erratum", COLORS["vermilion"], "o"),
+    "erratum": ("erratum", COLORS["vermilion"], "p"),
     "field_and_erratum": ("field + erratum", COLORS["orange"], "^"),
     "hoist_to_end": ("hoist to the end", COLORS["green"], "<"),
-    "full_downstream": ("full downstream", COLORS["ink"], "s"),
+    "full_downstream": ("full downstream", COLORS["ink"], "X"),
     "full_reprefill": ("full reprefill", COLORS["ink"], "*"),
     _UPPER_BOUND: ("field + K copied (upper bound)", COLORS["blue"], "x"),
 }
@@ -55,8 +55,9 @@ def draw_frontier(panels: Sequence[Panel]) -> Figure:
         first = first_measured(panels)
         if first is not None:
             paper = any(panel.paper for panel in panels)
-            figure.legend(handles=_key(panels[first], paper=paper), loc="outside lower center", ncols=4)
-        figure.suptitle("What does an edit of a cached prompt cost, and does it decide by the new value?", fontsize=11)
+            columns = 4 if len(panels) > 1 else 2
+            figure.legend(handles=_key(panels[first], paper=paper), loc="outside lower center", ncols=columns)
+        figure.suptitle("What an edit costs, and whether it turns the decision", fontsize=11)
     return figure
 
 
@@ -70,6 +71,10 @@ def frontier_panel(axes: Axes, panels: Sequence[Panel]) -> None:
             marker = _LOOKS[kind_of(name)][2]
             axes.plot(cost, gain, marker, color=color, ms=4, alpha=0.85, clip_on=False)
         axes.plot([], [], "-", color=color, label=panel.model)
+    for label, _, marker in (look for kind, look in _LOOKS.items() if kind != _UPPER_BOUND):
+        axes.plot([], [], marker, color=COLORS["grey"], ms=4, label=label)
+    marks = axes.get_legend_handles_labels()[0][-len(_LOOKS) + 1 :]
+    axes.legend(handles=marks, loc="center right", fontsize=6, frameon=False, handletextpad=0.2, labelspacing=0.25)
     axes.set_xlim(-0.03, 1.05)
     axes.set_ylim(-0.04, 1.06)
     axes.set_xlabel("tokens run (share of a prefill)")
