@@ -40,7 +40,7 @@ def draw_auto(panels: Sequence[Panel]) -> Figure:
         first = first_measured(panels)
         if first is not None:
             row[first].set_ylabel("decisions unlike a full reprefill")
-        figure.legend(handles=_key(), loc="outside lower center", ncols=4)
+        figure.legend(handles=_key(), loc="outside lower center", ncols=4 if len(panels) > 1 else 2)
         figure.suptitle("Which edit suffices? Choosing before paying", fontsize=11)
     return figure
 

@@ -42,7 +42,7 @@ def draw_edit_latency(panels: Sequence[Panel]) -> Figure:
             first = first_measured(panels)
             if first is not None:
                 row[first].set_ylabel(f"{label} (share of a full reprefill)")
-        figure.legend(handles=_key(), loc="outside lower center", ncols=3)
+        figure.legend(handles=_key(), loc="outside lower center", ncols=3 if len(panels) > 1 else 2)
         figure.suptitle("What an edit costs, by the length of the prompt", fontsize=11)
     return figure
 
