@@ -35,7 +35,7 @@ report: $(READY) ## draw figures and write summaries of finished runs again
 	$(BIN)/kvprobe report $(RESULTS)
 
 test: $(READY) ## the test suite, warnings as errors
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 test-slow: $(READY) ## the slow tests
 	$(BIN)/python -m pytest -q -m slow
