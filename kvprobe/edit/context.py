@@ -43,7 +43,8 @@ class EditableContext:
 
     Caches are never written into: an edit replaces them, and one that fails leaves the context as it was. Only
     full-downstream edits (and `full_reprefill`) make the context what a prefill of the current values would be, as
-    long as no cheaper edit came before them further up; `seam` measures how far it is from that.
+    long as every other field was last set so too: another field's erratum or hoisted line stays where it is, and so do
+    notes that a cheaper edit left before this field. `seam` measures how far the context is from that prefill.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class PlacedField:
         """Tokens of a value in this place.
 
         Raises:
-            ConfigError: the value is empty or has blanks around it.
+            ConfigError: the value is empty, has blanks around it, or has a word that the tokenizer does not know.
             AlignmentError: the tokenizer cuts the text elsewhere than at the value's borders.
         """
         name = self.declared.name
@@ -85,6 +85,12 @@ class PlacedField:
         before, ids, after = (
             encode_segment(text, tokenizer) for text in (self.around[0], self.blank + value, self.around[1])
         )
+        unknown = tokenizer.unk_token_id
+        if unknown is not None and unknown in ids:
+            raise ConfigError(
+                f"The value {value!r} of field {name!r} has a word that the model's tokenizer does not know; choose "
+                "another."
+            )
         joint = encode_segment(f"{self.around[0]}{self.blank}{value}{self.around[1]}", tokenizer)
         if joint != [*before, *ids, *after]:
             side = "before" if joint[: len(before)] != before else "after"

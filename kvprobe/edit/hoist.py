@@ -31,10 +31,16 @@ class HoistToEnd(EditMethod):
         """The prompt without the field's line up to there, the line, and the rest: all run but the shared prefix.
 
         Raises:
-            UnsupportedError: the edit does not say the field's line, or the prompt does not hold it.
+            UnsupportedError: the edit does not say the field's line, the prompt does not hold it, or it does not stand
+                before the place it is to be moved to.
         """
         line = self._line(stale, edit)
         last = stale.span(self.parameters.before)
+        if last.start < line.end:
+            raise UnsupportedError(
+                f"The line of {edit.field!r} cannot be hoisted in front of {self.parameters.before!r}, which does not "
+                "come after it; name a later segment."
+            )
         before, after = edit.line_ids or ((), ())
         ids = list(stale.token_ids)
         hoisted = [*before, *edit.new_ids, *after]

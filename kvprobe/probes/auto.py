@@ -10,6 +10,8 @@ edits of other skeletons (cross-fitting) and then chooses from signals that cost
 
     always_<candidate>   the same edit every time
     field_and_erratum    the dearest amendment by a line
+    if_mentioned         an erratum if the old value is named after the field, else nothing: the rule by hand that AUTO
+                         must beat
     cheapest_right       the cheapest candidate that decides as the full reprefill: what no predictor can beat
     auto_<C>             AUTO with an error costing C full prefills; `auto` is the first of them
 
@@ -48,6 +50,7 @@ IN_PLACE = ("stale", "field_only")
 """Candidates that amend no note."""
 _DEAREST = "field_and_erratum"
 _RIGHT = "cheapest_right"
+_BY_HAND = "if_mentioned"
 
 
 @PROBES.register("auto")
@@ -109,6 +112,7 @@ class AutoProbe(Probe):
         effects: list[Effect] = []
         for policy, part in rows.groupby("policy", sort=False):
             effects += _policy_effects(str(policy), part, costs[0], statistics)
+        effects += _needed_effects(rows[rows["policy"] == auto_name(costs[0])], statistics)
         effects += _against_erratum(rows, costs[0], statistics)
         effects += _prediction_effects(rows[rows["policy"] == auto_name(costs[0])], statistics)
         effects += baseline_effects(rows[rows["edit"] == "asked"], statistics)
@@ -182,6 +186,7 @@ def _policy_rows(edit: Row, fitted: Mapping[float, Auto]) -> Iterator[Row]:
     agrees, tokens = edit["agrees"], edit["tokens"]
     right = [name for name in CANDIDATES if agrees[name]]
     policies = {f"always_{name}": name for name in CANDIDATES} | {_DEAREST: _DEAREST}
+    policies[_BY_HAND] = "erratum" if edit["signals"]["old_value_mentions"] else "stale"
     policies[_RIGHT] = min(right, key=tokens.__getitem__) if right else list(CANDIDATES)[-1]
     policies |= {auto_name(cost): auto.choose(edit["signals"], edit["shares"]) for cost, auto in fitted.items()}
     for policy, chosen in policies.items():
@@ -218,7 +223,7 @@ def _against_erratum(rows: pd.DataFrame, cost: float, statistics: StatisticsConf
     always = rows[rows["policy"] == "always_erratum"].set_index(keys).loc[auto.index]
     clusters, tokens = auto[statistics.cluster], auto["token_share"] - always["token_share"]
     yield mean("auto_less_erratum.token_share", tokens, clusters=clusters, statistics=statistics)
-    yield maximum("auto_less_erratum.most_tokens", tokens, clusters=clusters)
+    yield maximum("auto_less_erratum.most_tokens", tokens, clusters=clusters, unit="fraction")
     wrong = auto["error"].astype(float) - always["error"].astype(float)
     yield mean("auto_less_erratum.error_rate", wrong, clusters=clusters, statistics=statistics)
     yield mean(
@@ -239,6 +244,14 @@ def _prediction_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Ite
             yield proportion(f"auto.needs.{name}", hits, clusters=clusters, statistics=statistics)
     needed = rows["needed"].astype(float)
     yield proportion("needed.rate", needed, clusters=rows[statistics.cluster], statistics=statistics)
+
+
+def _needed_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
+    """How often an edit changes the full reprefill's decision at all, by its kind and by what the rules say of it."""
+    changes = ((rows["truth"] > 0) != (rows["m_base"] > 0)).astype(float)
+    for (kind, joint), part in rows.groupby(["edit", "joint"]):
+        clusters = part[statistics.cluster]
+        yield proportion(f"changes.{kind}.{joint}", changes.loc[part.index], clusters=clusters, statistics=statistics)
 
 
 def _first_auto(effects: Sequence[Effect], name: str) -> list[Effect]:

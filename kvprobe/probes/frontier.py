@@ -16,7 +16,7 @@ the incremental work after a warm-up of every arm; they are reported, and on a s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pandas as pd
 from pydantic import Field
@@ -65,7 +65,9 @@ class Frontier(Probe):
     class Parameters(base.Parameters):
         """Sizes of the selective arms."""
 
-        sizes: tuple[int, ...] = Field((8, 32), min_length=1, description="tokens that the selective arms recompute")
+        sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+            (8, 32), min_length=1, description="tokens that the selective arms recompute"
+        )
         criterion: str = Field("decision_attention", description="how they are chosen")
         share: float = Field(0.15, gt=0, le=1, description="of the tokens that the CacheBlend-style arm recomputes")
 

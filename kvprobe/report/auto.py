@@ -20,6 +20,7 @@ _POLICIES = {
     "always_selective_4": ("always field and 4 tokens", COLORS["orange"], "v"),
     "always_erratum": ("always an erratum", COLORS["vermilion"], "^"),
     "field_and_erratum": ("always field and erratum", COLORS["purple"], "P"),
+    "if_mentioned": ("erratum if named later", COLORS["green"], "X"),
     "cheapest_right": ("cheapest that is right (bound)", COLORS["ink"], "*"),
     "auto": ("AUTO", COLORS["blue"], "D"),
 }

@@ -13,7 +13,7 @@ from kvprobe.runs.claims import Verdict, adjust, judge, not_applicable
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.executors import Executor, InProcessExecutor
 from kvprobe.runs.measuring import ModelOutcome, SubjectLoader, log_event, measure_model
-from kvprobe.runs.preparation import Plan, check_model_names, make_plan, make_probe
+from kvprobe.runs.preparation import Plan, check_model_names, make_plan
 from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, ModelResult, RunResult, Status
 from kvprobe.runs.store import Store, concatenated
 
@@ -106,7 +106,7 @@ def conclude(
         hash=config.hash,
         folder=store.folder,
         models={model.name: model for model in models},
-        verdicts=tuple(_verdicts(config, models)),
+        verdicts=tuple(_verdicts(plan, models)),
         provenance={
             "code": provenance.code_version(),
             "packages": provenance.package_versions(),
@@ -128,14 +128,14 @@ def default_loader() -> SubjectLoader:
     return loader
 
 
-def _verdicts(config: ExperimentConfig, models: Sequence[ModelResult]) -> list[Verdict]:
-    verdicts, may_lack = [], make_probe(config).may_lack
+def _verdicts(plan: Plan, models: Sequence[ModelResult]) -> list[Verdict]:
+    verdicts, config = [], plan.config
     for claim in config.claims:
         for model in models:
             if claim.models and model.name not in claim.models:
                 continue
             if model.status is Status.MEASURED:
-                verdicts.append(judge(claim, model.name, model.effects, may_lack))
+                verdicts.append(judge(claim, model.name, model.effects, plan.probe.may_lack))
             else:
                 verdicts.append(not_applicable(claim, model.name, model.reason))
     return adjust(verdicts, config.statistics.false_discovery_rate)

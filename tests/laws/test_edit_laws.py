@@ -234,3 +234,13 @@ def test_edits_that_cannot_be_made_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="leave out the last"):
         CachedPrompt(tuple(IDS), SPANS, prefill(subject, IDS).cache)
     assert max(ERRATUM) < VOCABULARY
+
+
+def test_a_line_is_hoisted_forward_only() -> None:
+    subject = tiny("llama")
+    for before in ("session", "field", "rest"):
+        with pytest.raises(UnsupportedError, match="cannot be hoisted"):
+            method("hoist_to_end", before=before).apply(subject, stale(subject), edit(NEW))
+    assert (
+        method("hoist_to_end", before="task").apply(subject, stale(subject), edit(NEW)).prompt.spans["field"].end < 20
+    )

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +92,7 @@ class FakeProbe:
 
     name = "fake"
     needs_all_pairs = False
+    may_lack: Mapping[str, str] = {}
 
     class Parameters(BaseModel):
         """Of the fake."""

@@ -384,11 +384,13 @@ def test_fields_must_be_what_the_prompt_holds() -> None:
     good = Field("field", pair.scenario.attributes["old"], "", "")
     EditableContext.from_prompt(worded("qwen3"), pair.base, [good])
     for wrong, where in (
-        (replace(good, value="nothing"), "at its value"),
+        (replace(good, value="desk"), "at its value"),
         (replace(good, before="a "), "before its value"),
     ):
         with pytest.raises(AlignmentError, match=where):
             EditableContext.from_prompt(worded("qwen3"), pair.base, [wrong])
+    with pytest.raises(ConfigError, match="tokenizer does not know"):
+        EditableContext.from_prompt(worded("qwen3"), pair.base, [good]).set("field", "zebra")
     with pytest.raises(ConfigError, match=r"no \{value\} in it"):
         EditableContext.from_prompt(worded("qwen3"), pair.base, [replace(good, erratum="now")]).set("field", "none")
 
