@@ -5,8 +5,8 @@ full reprefill does. The candidate with the least expected loss is taken:
 
     loss = error_cost * P(it decides otherwise) + its tokens / tokens of a full prefill
 
-Only candidates that run no more tokens than an erratum are offered, and the signals run none, so AUTO never costs more
-than always appending an erratum. It is fitted on some skeletons and must be judged on others.
+Only candidates that run no more tokens than an erratum are offered, and the signals are read off the tokens, so AUTO
+never costs more than always appending an erratum. It is fitted on some skeletons and must be judged on others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CANDIDATES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "stale": ("stale", {}),
     "field_only": ("field_only", {}),
-    "selective_4": ("selective", {"k": 4}),
+    "selective_4": ("selective", {"k": 4, "criterion": "suffix"}),
     "erratum": ("erratum", {}),
 }
 """Names and the method with its parameters, from the cheapest on; the last one bounds the cost."""
@@ -102,17 +102,17 @@ class Auto(EditMethod):
         agreement = self.agreement(signals)
         return min(shares, key=lambda name: self.error_cost * (1 - agreement[name]) + shares[name])
 
-    def chosen(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> str:
-        """The candidate for one edit; runs nothing but, where it was not kept, the stale decision's attention."""
-        return self.choose(free_signals(subject, stale, edit), token_shares(stale, edit))
+    def chosen(self, stale: CachedPrompt, edit: FieldEdit) -> str:
+        """The candidate for one edit; the model is not run."""
+        return self.choose(free_signals(stale, edit), token_shares(stale, edit))
 
     def apply(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Edited:
         """The chosen candidate's edit."""
-        return candidate(self.chosen(subject, stale, edit)).apply(subject, stale, edit)
+        return candidate(self.chosen(stale, edit)).apply(subject, stale, edit)
 
     def tokens(self, stale: CachedPrompt, edit: FieldEdit) -> float:
-        """At most an erratum's; what is really chosen depends on the stale decision's attention."""
-        return candidate(list(CANDIDATES)[-1]).tokens(stale, edit)
+        """Those of the chosen candidate."""
+        return candidate(self.chosen(stale, edit)).tokens(stale, edit)
 
 
 def _classifier() -> Any:

@@ -6,7 +6,7 @@ Each pair of task `two_fields` gives two edits of the same stale cache:
     other    the second field: named by the same rule, by a rule of its own or by none, so that it seldom matters
 
 Every candidate of `kvprobe.edit.auto` is carried out on both and compared with a full reprefill. AUTO is fitted on the
-edits of other skeletons (cross-fitting) and then chooses from signals that cost no forward pass. Policies:
+edits of other skeletons (cross-fitting) and then chooses from signals that are read off the tokens. Policies:
 
     always_<candidate>   the same edit every time
     field_and_erratum    the dearest amendment by a line
@@ -157,7 +157,7 @@ def second_edit(pair: Pair, tokenizer: object) -> FieldEdit:
 
 def _outcomes(subject: Subject, case: EditCase, edit: FieldEdit) -> Row:
     """Signals, token shares and, for every candidate, whether it decides as the full reprefill does."""
-    signals = free_signals(subject, case.stale, edit)
+    signals = free_signals(case.stale, edit)
     reprefill, dearest = EDIT_METHODS.get("full_reprefill")(), EDIT_METHODS.get(_DEAREST)()
     truth = case.read(subject, reprefill.apply(subject, case.stale, edit)).margin
     methods = {name: candidate(name) for name in CANDIDATES} | {_DEAREST: dearest}
