@@ -53,7 +53,8 @@ def field_position_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     levels(axes, 0.0, 1.0)
     for number, panel in enumerate(panel for panel in panels if panel.effects):
         color = model_color(panels, panel)
-        points = sorted((_distance(panel.rows, cell), _field_only(panel, cell)) for cell in _cells([panel]))
+        points = [(_distance(panel.rows, cell), _field_only(panel, cell)) for cell in _cells([panel])]
+        points.sort(key=lambda point: point[0])
         # Dodged, since all models have the same distances.
         distances = [distance * 1.03**number for distance, _ in points]
         effects = [effect for _, effect in points]
