@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -191,40 +192,14 @@ def _rows_table(title: str, rows: pd.DataFrame) -> Table:
     return plain_table(title, columns, lines)
 
 
-def _probes() -> dict[str, str]:
-    from kvprobe.probes.base import PROBES
+def _registered(module: str, registry: str) -> Callable[[], dict[str, str]]:
+    """The names of a registry, whose module is imported only when they are asked for."""
 
-    return PROBES.describe()
+    def describe() -> dict[str, str]:
+        described: dict[str, str] = getattr(importlib.import_module(module), registry).describe()
+        return described
 
-
-def _tasks() -> dict[str, str]:
-    from kvprobe.tasks.base import TASKS
-
-    return TASKS.describe()
-
-
-def _wordings() -> dict[str, str]:
-    from kvprobe.tasks.wordings import WORDINGS
-
-    return WORDINGS.describe()
-
-
-def _edits() -> dict[str, str]:
-    from kvprobe.edit.base import EDIT_METHODS
-
-    return EDIT_METHODS.describe()
-
-
-def _selections() -> dict[str, str]:
-    from kvprobe.edit.selection import SELECTIONS
-
-    return SELECTIONS.describe()
-
-
-def _weight_edits() -> dict[str, str]:
-    from kvprobe.baselines.base import WEIGHT_EDITS
-
-    return WEIGHT_EDITS.describe()
+    return describe
 
 
 def _models() -> dict[str, str]:
@@ -259,13 +234,13 @@ def _configs() -> list[ExperimentConfig]:
 
 
 _DESCRIBE: dict[Kind, Callable[[], dict[str, str]]] = {
-    Kind.PROBES: _probes,
-    Kind.TASKS: _tasks,
+    Kind.PROBES: _registered("kvprobe.probes.base", "PROBES"),
+    Kind.TASKS: _registered("kvprobe.tasks.base", "TASKS"),
     Kind.MODELS: _models,
-    Kind.WORDINGS: _wordings,
-    Kind.EDITS: _edits,
-    Kind.SELECTIONS: _selections,
-    Kind.WEIGHT_EDITS: _weight_edits,
+    Kind.WORDINGS: _registered("kvprobe.tasks.wordings", "WORDINGS"),
+    Kind.EDITS: _registered("kvprobe.edit.base", "EDIT_METHODS"),
+    Kind.SELECTIONS: _registered("kvprobe.edit.selection", "SELECTIONS"),
+    Kind.WEIGHT_EDITS: _registered("kvprobe.baselines.base", "WEIGHT_EDITS"),
     Kind.EXPERIMENTS: _experiments,
     Kind.CLAIMS: _claims,
 }

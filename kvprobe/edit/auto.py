@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod, FieldEdit
+from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit, make_method
 from kvprobe.edit.signals import FREE, free_signals
 from kvprobe.errors import SampleError
 
@@ -36,13 +36,12 @@ CANDIDATES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def candidate(name: str) -> EditMethod:
     """The edit method of one candidate."""
     method, parameters = CANDIDATES[name]
-    kind = EDIT_METHODS.get(method)
-    return kind(kind.Parameters(**parameters))
+    return make_method(method, **parameters)
 
 
 def token_shares(stale: CachedPrompt, edit: FieldEdit) -> dict[str, float]:
     """Tokens each candidate runs, as a share of a full prefill; those dearer than the last candidate are left out."""
-    whole = EDIT_METHODS.get("full_reprefill")().tokens(stale, edit)
+    whole = make_method("full_reprefill").tokens(stale, edit)
     shares = {name: candidate(name).tokens(stale, edit) / whole for name in CANDIDATES}
     bound = list(shares.values())[-1]
     return {name: share for name, share in shares.items() if share <= bound}

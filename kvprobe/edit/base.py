@@ -147,3 +147,14 @@ class EditMethod(ABC):
 
         Tokens of a pass through some layers only count by the share of layers.
         """
+
+
+def make_method(name: str, **parameters: Any) -> EditMethod:
+    """The registered method `name` with its parameters.
+
+    Raises:
+        UnknownNameError: there is no such method; with the nearest names.
+        ValueError: it does not take these parameters.
+    """
+    kind = EDIT_METHODS.get(name)
+    return kind(kind.Parameters(**parameters))

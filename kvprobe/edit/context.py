@@ -22,13 +22,13 @@ from typing import Any, Literal
 
 import torch
 
-from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, EditMethod
+from kvprobe.edit.base import CachedPrompt, EditMethod, make_method
 from kvprobe.edit.erratum import erratum_name
 from kvprobe.edit.fields import Field, Part, PlacedField, laid_out, pair_fields
 from kvprobe.edit.hugging_face import imported, model_inputs
 from kvprobe.edit.readings import Cost, Decision, Seam, Written, decide_between
 from kvprobe.edit.retraction import apply_without_old_news
-from kvprobe.edit.splicing import moved_spans, rerun_from
+from kvprobe.edit.splicing import rerun_from, with_segment_replaced
 from kvprobe.engine.generation import generate
 from kvprobe.errors import AlignmentError, ConfigError
 from kvprobe.models.subject import Subject
@@ -212,8 +212,8 @@ class EditableContext:
         if not new:
             raise ConfigError(f"The new text of segment {name!r} is empty; give at least one word.")
         other, span = copy(self), self._prompt.span(name)
-        other._home = _replaced(ids, spans, name, new)
-        changed = _replaced(self._prompt.token_ids, self._prompt.spans, name, new)
+        other._home = with_segment_replaced(ids, spans, name, new)
+        changed = with_segment_replaced(self._prompt.token_ids, self._prompt.spans, name, new)
         other._prompt = rerun_from(self._subject, self._prompt.cache, span.start, *changed).prompt
         return other
 
@@ -301,7 +301,7 @@ class EditableContext:
         ids, spans = self._home
         for name, value in self._state.items():
             new = self._fields[name].value_ids(value, self._subject.tokenizer)
-            ids, spans = _replaced(ids, spans, name, new)
+            ids, spans = with_segment_replaced(ids, spans, name, new)
         return ids, spans
 
     def _decoded(self, segment: str) -> str:
@@ -314,9 +314,8 @@ def _method(method: str | EditMethod, parameters: Mapping[str, Any]) -> EditMeth
         if parameters:
             raise ConfigError(f"The method {method.name} has its parameters already; give its name to choose others.")
         return method
-    kind = EDIT_METHODS.get(method)
     try:
-        return kind(kind.Parameters(**parameters))
+        return make_method(method, **parameters)
     except ValueError as error:
         raise ConfigError(f"The method {method} does not take these parameters: {error}") from error
 
@@ -334,13 +333,6 @@ def _check_place(placed: PlacedField, prompt: CachedPrompt, tokenizer: Any) -> N
                 f"Field {declared.name!r} declares {show_tokens(said, tokenizer)} {where} and the prompt holds "
                 f"{show_tokens(held, tokenizer)}; declare what stands there."
             )
-
-
-def _replaced(
-    ids: Sequence[int], spans: Mapping[str, Span], name: str, new: Sequence[int]
-) -> tuple[tuple[int, ...], dict[str, Span]]:
-    span = spans[name]
-    return (*ids[: span.start], *new, *ids[span.end :]), moved_spans(spans, name, len(new))
 
 
 def _overlap(one: Span, other: Span) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, FieldEdit
-from kvprobe.edit.selection import SELECTIONS, selected
 from kvprobe.edit.selective import Selective
 from kvprobe.edit.splicing import rerun_from, with_new_value
 from kvprobe.engine.operations import overwrite
@@ -45,13 +44,10 @@ class OracleCopy(Selective):
     name: ClassVar[str] = "oracle_copy"
     upper_bound: ClassVar[bool] = True
 
-    def apply(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Edited:
-        """The stale prompt with the chosen entries of the full prefill."""
-        order, choosing = SELECTIONS.get(self.parameters.criterion)(subject, stale, edit)
-        edited = copy_selected(subject, stale, edit, selected(order, self.count(stale, edit)))
-        return Edited(edited.prompt, choosing + edited.receipt, edited.computed)
+    def renew(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit, positions: Sequence[int]) -> Edited:
+        """The chosen entries of the full prefill."""
+        return copy_selected(subject, stale, edit, positions)
 
     def tokens(self, stale: CachedPrompt, edit: FieldEdit) -> float:
         """Choosing, and a full prefill."""
-        chosen = len(edit.new_ids) + self.count(stale, edit)
-        return super().tokens(stale, edit) - chosen + len(stale.cache)
+        return self.choosing_tokens(stale, edit) + len(stale.cache)

@@ -63,13 +63,20 @@ class Selective(EditMethod):
     def apply(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Edited:
         """The recomputed prompt; the receipt holds the cost of choosing too."""
         order, choosing = SELECTIONS.get(self.parameters.criterion)(subject, stale, edit)
-        edited = recompute_selected(subject, stale, edit, selected(order, self.count(stale, edit)))
+        edited = self.renew(subject, stale, edit, selected(order, self.count(stale, edit)))
         return Edited(edited.prompt, choosing + edited.receipt, edited.computed)
 
+    def renew(self, subject: Subject, stale: CachedPrompt, edit: FieldEdit, positions: Sequence[int]) -> Edited:
+        """The new value in place and the chosen positions renewed."""
+        return recompute_selected(subject, stale, edit, positions)
+
     def tokens(self, stale: CachedPrompt, edit: FieldEdit) -> float:
-        """The new value and the chosen tokens; choosing by deviation adds a pass through two layers."""
-        run = len(edit.new_ids) + self.count(stale, edit)
+        """The new value and the chosen tokens, and what choosing them runs."""
+        return len(edit.new_ids) + self.count(stale, edit) + self.choosing_tokens(stale, edit)
+
+    def choosing_tokens(self, stale: CachedPrompt, edit: FieldEdit) -> float:
+        """Choosing by deviation runs everything from the field on through two layers; other criteria run nothing."""
         if self.parameters.criterion != "first_layer_deviation":
-            return run
+            return 0
         share = (DEVIATION_LAYER + 1) / len(stale.cache.layers)
-        return run + share * (len(edit.new_ids) + len(candidates(stale, edit)))
+        return share * (len(edit.new_ids) + len(candidates(stale, edit)))

@@ -16,9 +16,16 @@ from kvprobe.tasks.context import Span
 
 def with_new_value(stale: CachedPrompt, edit: FieldEdit) -> tuple[tuple[int, ...], dict[str, Span]]:
     """Token ids and spans of the prompt with the new value in its place."""
-    span = stale.span(edit.field)
-    ids = (*stale.token_ids[: span.start], *edit.new_ids, *stale.token_ids[span.end :])
-    return ids, moved_spans(stale.spans, edit.field, len(edit.new_ids))
+    stale.span(edit.field)
+    return with_segment_replaced(stale.token_ids, stale.spans, edit.field, edit.new_ids)
+
+
+def with_segment_replaced(
+    token_ids: Sequence[int], spans: Mapping[str, Span], name: str, new_ids: Sequence[int]
+) -> tuple[tuple[int, ...], dict[str, Span]]:
+    """Token ids and spans with other tokens in one segment."""
+    span = spans[name]
+    return (*token_ids[: span.start], *new_ids, *token_ids[span.end :]), moved_spans(spans, name, len(new_ids))
 
 
 def moved_spans(spans: Mapping[str, Span], changed: str, length: int) -> dict[str, Span]:
@@ -42,7 +49,7 @@ def rerun_from(
     kept, new = cache.take(slice(0, start)), token_ids[start:-1]
     if not new:
         return Edited(CachedPrompt(tuple(token_ids), spans, kept), Receipt(tokens_reused=len(kept)))
-    result = forward(subject, new, kept if len(kept) else None)
+    result = forward(subject, new, kept)
     return Edited(
         CachedPrompt(tuple(token_ids), spans, result.cache), result.receipt, tuple(range(start, len(token_ids) - 1))
     )
@@ -61,7 +68,7 @@ def field_in_place(subject: Subject, stale: CachedPrompt, edit: FieldEdit) -> Ed
         raise UnsupportedError(f"The new value of {edit.field!r} is empty; an edit needs at least one token.")
     ids, spans = with_new_value(stale, edit)
     before, after = stale.cache.take(slice(0, span.start)), stale.cache.take(slice(span.end, None))
-    value = forward(subject, edit.new_ids, before if len(before) else None)
+    value = forward(subject, edit.new_ids, before)
     cost, cache = value.receipt, value.cache
     if len(after):
         moved, turning = reposition(subject, after, len(edit.new_ids) - len(span))
@@ -83,9 +90,8 @@ def appended(subject: Subject, stale: CachedPrompt, edit: FieldEdit, line: Seque
         raise UnsupportedError(f"There is no line that says the change of {edit.field!r}; give one.")
     block = stale.span(edit.insert_before)
     earlier = stale.spans.get(name)
-    start = block.start if earlier is None else earlier.start
-    rest = stale.token_ids[start : block.start] if earlier is None else stale.token_ids[earlier.end : block.start]
-    ids = (*stale.token_ids[:start], *rest, *line, *stale.token_ids[block.start :])
+    start, rest = (block.start, block.start) if earlier is None else (earlier.start, earlier.end)
+    ids = (*stale.token_ids[:start], *stale.token_ids[rest : block.start], *line, *stale.token_ids[block.start :])
     return rerun_from(subject, stale.cache, start, ids, _spans_with_line(stale, edit.insert_before, line, name))
 
 

@@ -51,7 +51,6 @@ class Language:
         stated: share with a line after the policy that states the action.
         stated_policy_first: the same for documents whose rule comes before the field.
         edited_think: share of think documents decided from a cache edited in place (answer: the new value's).
-        edited_chain_action: whether such a chain is taught its action too, or only to re-read the field.
         edited_direct: the same for direct documents: the pressure that makes a reader.
     """
 
@@ -77,7 +76,6 @@ class Language:
     stated: float = 0.0
     stated_policy_first: float = 0.0
     edited_think: float = 0.0
-    edited_chain_action: bool = True
     edited_direct: float = 0.0
 
 
@@ -127,8 +125,6 @@ class Sampler:
         draft = self._decided(context, scenario, wording, update, current)
         if edited:
             draft.edit(encode(scenario.values[1])[0])
-        if edited and think and not language.edited_chain_action:
-            draft.weights[draft.answer_index] = 0.0
         return _finished(draft, ("think" if think else "direct") + kind, scenario, current)
 
     def _two_fields(self) -> Document:

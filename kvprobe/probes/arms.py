@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod
+from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, make_method
 from kvprobe.edit.full_reprefill import FullReprefill
 from kvprobe.edit.meter import Meter
 from kvprobe.edit.selection import SELECTIONS, selected
@@ -40,8 +40,7 @@ def make_arm(name: str, method: str, **parameters: Any) -> Arm:
     Raises:
         UnknownNameError: there is no such method; with the nearest names.
     """
-    kind = EDIT_METHODS.get(method)
-    return Arm(name, kind(kind.Parameters(**parameters)))
+    return Arm(name, make_method(method, **parameters))
 
 
 def run_arm(subject: Subject, case: EditCase, arm: Arm) -> Row:

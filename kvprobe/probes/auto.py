@@ -22,23 +22,23 @@ does, the prediction that more than an in-place edit is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pandas as pd
 from pydantic import Field
 
 from kvprobe.edit.auto import CANDIDATES, Auto, Case, candidate, token_shares
-from kvprobe.edit.base import EDIT_METHODS, FieldEdit
+from kvprobe.edit.base import FieldEdit, make_method
 from kvprobe.edit.signals import free_signals
 from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.crossfit import folds
-from kvprobe.probes.edit_arms import EditCase, baseline_columns, baseline_effects, edit_case
+from kvprobe.probes.edit_arms import EditCase, baseline_columns, baseline_effects, edit_case, worded_edit
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
-from kvprobe.tasks.wordings import WORDINGS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,8 @@ class AutoProbe(Probe):
             # A model that decides nothing rightly is stopped by the gate, not here.
             chosen = [i for i in selection if _decided(cases, edits[i])] or selection
             known = [Case(edits[i]["signals"], edits[i]["agrees"]) for i in chosen]
-            fitted = {cost: Auto.fit(known, error_cost=cost) for cost in self.parameters.error_costs}
+            models = Auto.fit(known).models
+            fitted = {cost: Auto(models, cost) for cost in self.parameters.error_costs}
             for outcome in (edits[i] for i in evaluation):
                 shared = {**cases[outcome["pair"]].common(), **baselines[outcome["pair"]]}
                 rows += [{**shared, **row} for row in _policy_rows(outcome, fitted)]
@@ -147,18 +148,15 @@ def second_edit(pair: Pair, tokenizer: object) -> FieldEdit:
     attributes = pair.scenario.attributes
     if "second_new" not in attributes or "second_field" not in pair.base.spans:
         raise ConfigError("The probe auto needs pairs with a second field: use task two_fields.")
-    style = WORDINGS.get(pair.scenario.wording)()
-    about = attributes["second_entity"], attributes["second_field"]
-    before, after = (tuple(encode_segment(text, tokenizer)) for text in style.record(*about))
-    value = attributes["second_new"]
-    new, erratum = (tuple(encode_segment(text, tokenizer)) for text in (f" {value}", style.update(*about, value)))
-    return FieldEdit("second_field", new, erratum, (before, after))
+    about = attributes["second_entity"], attributes["second_field"], attributes["second_new"]
+    new_ids = encode_segment(f" {about[2]}", tokenizer)
+    return worded_edit("second_field", new_ids, pair.scenario.wording, about, tokenizer)
 
 
 def _outcomes(subject: Subject, case: EditCase, edit: FieldEdit) -> Row:
     """Signals, token shares and, for every candidate, whether it decides as the full reprefill does."""
     signals = free_signals(case.stale, edit)
-    reprefill, dearest = EDIT_METHODS.get("full_reprefill")(), EDIT_METHODS.get(_DEAREST)()
+    reprefill, dearest = make_method("full_reprefill"), make_method(_DEAREST)
     truth = case.read(subject, reprefill.apply(subject, case.stale, edit)).margin
     methods = {name: candidate(name) for name in CANDIDATES} | {_DEAREST: dearest}
     margins = {
@@ -256,6 +254,4 @@ def _needed_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterato
 
 def _first_auto(effects: Sequence[Effect], name: str) -> list[Effect]:
     """The effects of AUTO at the first error cost, under the plain name that claims use."""
-    from dataclasses import replace
-
     return [replace(e, name=e.name.replace(name, "auto", 1)) for e in effects if e.name.startswith(f"{name}.")]

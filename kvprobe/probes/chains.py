@@ -47,18 +47,27 @@ def finish_chains(subject: Subject, prompts: Sequence[Prompt], *, limit: int, ba
         batch_size: chains generated together.
     """
     cue, end = encode_segment(Wording.answer_cue, subject.tokenizer), subject.tokenizer.eos_token_id
+    written = write_greedily(subject, prompts, limit=limit, batch_size=batch_size)
+    return [_decided(subject, generation, cue, end) for generation in written]
+
+
+def write_greedily(
+    subject: Subject, prompts: Sequence[Prompt], *, limit: int, batch_size: int | None = None
+) -> list[Generation]:
+    """What the model writes behind each prompt up to the answer cue, its end of text or the limit.
+
+    Arguments as in `finish_chains`; without a `batch_size` all prompts of equal length run together.
+    """
+    cue, end = encode_segment(Wording.answer_cue, subject.tokenizer), subject.tokenizer.eos_token_id
     stop = [cue, *([[end]] if end is not None else [])]
-    chains: dict[int, Chain] = {}
-    for numbers in _batches(prompts, batch_size):
+    written: dict[int, Generation] = {}
+    for numbers in _batches(prompts, batch_size or max(1, len(prompts))):
         ids, cache = prompts[numbers[0]]
         # Rows of one batch share a cache and differ by patches: here by all of it.
         whole = tuple(range(len(ids) - 1))
         rows = [KVPatch(whole, prompts[number][1], no_op=True) for number in numbers]
-        for number, generation in zip(
-            numbers, generate(subject, ids, cache, rows, limit=limit, stop=stop), strict=True
-        ):
-            chains[number] = _decided(subject, generation, cue, end)
-    return [chains[number] for number in range(len(prompts))]
+        written |= zip(numbers, generate(subject, ids, cache, rows, limit=limit, stop=stop), strict=True)
+    return [written[number] for number in range(len(prompts))]
 
 
 def _batches(prompts: Sequence[Prompt], size: int) -> list[list[int]]:

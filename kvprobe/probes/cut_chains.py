@@ -11,8 +11,7 @@ from torch import Tensor
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward
-from kvprobe.engine.generation import generate
-from kvprobe.engine.interventions import KVPatch
+from kvprobe.probes.chains import write_greedily
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.wordings import Wording
 
@@ -39,26 +38,16 @@ class WrittenChain:
 
 def write_chains(subject: Subject, prompts: Sequence[CachedPrompt], *, limit: int) -> list[WrittenChain]:
     """A greedy chain behind each prompt, of `limit` tokens at most; prompts of equal length run together."""
-    cue, end = encode_segment(Wording.answer_cue, subject.tokenizer), subject.tokenizer.eos_token_id
-    stop = [cue, *([[end]] if end is not None else [])]
-    alike: dict[tuple[int, int], list[int]] = {}
-    for number, prompt in enumerate(prompts):
-        alike.setdefault((len(prompt.token_ids), prompt.token_ids[-1]), []).append(number)
-    chains: dict[int, WrittenChain] = {}
-    for numbers in alike.values():
-        first = prompts[numbers[0]]
-        # Rows of one batch share a cache and differ by patches: here by all of it.
-        whole = tuple(range(len(first.cache)))
-        rows = [KVPatch(whole, prompts[number].cache, no_op=True) for number in numbers]
-        written = generate(subject, first.token_ids, first.cache, rows, limit=limit, stop=stop)
-        for number, generation in zip(numbers, written, strict=True):
-            ids = generation.token_ids
-            ended = ids[-len(cue) :] == tuple(cue)
-            thought = ids[: -len(cue)] if ended else ids[:-1] if ids[-1] == end else ids
-            held = min(len(generation.cache), len(prompts[number].token_ids) + len(thought))
-            cache = generation.cache.take(slice(0, held))
-            chains[number] = WrittenChain(prompts[number].token_ids, thought, cache, not ended)
-    return [chains[number] for number in range(len(prompts))]
+    cue, end = tuple(encode_segment(Wording.answer_cue, subject.tokenizer)), subject.tokenizer.eos_token_id
+    written = write_greedily(subject, [(prompt.token_ids, prompt.cache) for prompt in prompts], limit=limit)
+    chains = []
+    for prompt, generation in zip(prompts, written, strict=True):
+        ids = generation.token_ids
+        ended = ids[-len(cue) :] == cue
+        thought = ids[: -len(cue)] if ended else ids[:-1] if ids[-1] == end else ids
+        held = min(len(generation.cache), len(prompt.token_ids) + len(thought))
+        chains.append(WrittenChain(prompt.token_ids, thought, generation.cache.take(slice(0, held)), not ended))
+    return chains
 
 
 def answered_after(subject: Subject, chain: WrittenChain, tokens: int | None = None) -> Tensor:

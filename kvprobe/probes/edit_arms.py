@@ -13,6 +13,7 @@ from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import Readout, read
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import Row
+from kvprobe.probes.unedited import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.library import skeletons
@@ -51,13 +52,7 @@ class EditCase:
 
     def common(self) -> Row:
         """The columns that every row carries for the inclusion gate."""
-        return {
-            "m_base": self.base.margin,
-            "m_donor": self.donor.margin,
-            "mass_base": self.base.mass,
-            "mass_donor": self.donor.mass,
-            "noise_floor": self.noise_floor,
-        }
+        return gate_columns(self.base, self.donor, self.noise_floor)
 
 
 def edit_case(subject: Subject, pair: Pair) -> EditCase:
@@ -74,7 +69,7 @@ def edit_case(subject: Subject, pair: Pair) -> EditCase:
     return EditCase(pair, stale, field_edit(pair, subject.tokenizer), base, donor, floor)
 
 
-def field_edit(pair: Pair, tokenizer: Any, *, name: str = "field") -> FieldEdit:
+def field_edit(pair: Pair, tokenizer: Any) -> FieldEdit:
     """The edit of a pair's field to the donor's value, with the erratum and the session line of its wording.
 
     Raises:
@@ -84,15 +79,20 @@ def field_edit(pair: Pair, tokenizer: Any, *, name: str = "field") -> FieldEdit:
     missing = [key for key in ("entity", "field", "new") if key not in attributes]
     if missing:
         raise ConfigError(f"An edit needs pairs that say their {missing[0]}: use task gated_decision.")
-    style = WORDINGS.get(pair.scenario.wording)()
-    about = attributes["entity"], attributes["field"]
-    before, after = (tuple(encode_segment(text, tokenizer)) for text in style.record(*about))
-    return FieldEdit(
-        name,
-        tuple(pair.donor.token_ids[pair.field.start : pair.field.end]),
-        tuple(encode_segment(style.update(*about, attributes["new"]), tokenizer)),
-        (before, after),
-    )
+    about = attributes["entity"], attributes["field"], attributes["new"]
+    new_ids = pair.donor.token_ids[pair.field.start : pair.field.end]
+    return worded_edit("field", new_ids, pair.scenario.wording, about, tokenizer)
+
+
+def worded_edit(
+    name: str, new_ids: Sequence[int], wording: str, about: tuple[str, str, str], tokenizer: Any
+) -> FieldEdit:
+    """The edit of segment `name`, with what a wording says `about` `(entity, field, new value)` of it."""
+    entity, field, value = about
+    style = WORDINGS.get(wording)()
+    before, after = (tuple(encode_segment(text, tokenizer)) for text in style.record(entity, field))
+    erratum = encode_segment(style.update(entity, field, value), tokenizer)
+    return FieldEdit(name, tuple(new_ids), tuple(erratum), (before, after))
 
 
 def reading_row(reading: Readout) -> Row:

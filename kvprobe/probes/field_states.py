@@ -20,6 +20,7 @@ from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import Row
 from kvprobe.probes.edit_arms import BASELINES
+from kvprobe.probes.unedited import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.library import Skeleton, skeletons
 from kvprobe.tasks.pairs import Pair
@@ -189,13 +190,7 @@ def _gate_columns(subject: Subject, pair: Pair, context: EditableContext) -> Row
     answers = pair.base_answer_id, pair.donor_answer_id
     base, donor = (read(prefill(subject, prompt.token_ids).logits, *answers) for prompt in (pair.base, pair.donor))
     cached = read(context.prompt.decide(subject).logits, *answers)
-    return {
-        "m_base": base.margin,
-        "m_donor": donor.margin,
-        "mass_base": base.mass,
-        "mass_donor": donor.mass,
-        "noise_floor": abs(cached.margin - base.margin),
-    }
+    return gate_columns(base, donor, abs(cached.margin - base.margin))
 
 
 def _questions(pair: Pair, tokenizer: Any) -> tuple[Question, ...]:

@@ -47,6 +47,7 @@ from kvprobe.probes.sae_features import FeatureChoice, Floats, choose_features, 
 from kvprobe.probes.sae_notes import Instrument, Notes, clamp, read_notes, reconstruction_rows, with_error_term
 from kvprobe.probes.sae_site import find_site, training_pairs
 from kvprobe.probes.sae_training import SAESettings, trained_sae
+from kvprobe.probes.unedited import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 
@@ -320,10 +321,4 @@ def _common(note: Notes, base: Readout, donor: Readout) -> dict[str, float]:
     floor = max(
         abs(unedited.margin - whole.margin) for unedited, whole in zip((base, donor), note.decisions, strict=True)
     )
-    return {
-        "m_base": base.margin,
-        "m_donor": donor.margin,
-        "mass_base": base.mass,
-        "mass_donor": donor.mass,
-        "noise_floor": floor,
-    }
+    return gate_columns(base, donor, floor)

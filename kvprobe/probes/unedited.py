@@ -35,13 +35,18 @@ class Unedited:
 
     def common(self) -> dict[str, float]:
         """The columns that every row of a probe carries for the inclusion gate."""
-        return {
-            "m_base": self.base.margin,
-            "m_donor": self.donor.margin,
-            "mass_base": self.base.mass,
-            "mass_donor": self.donor.mass,
-            "noise_floor": self.noise_floor,
-        }
+        return gate_columns(self.base, self.donor, self.noise_floor)
+
+
+def gate_columns(base: Readout, donor: Readout, noise_floor: float) -> dict[str, float]:
+    """What the inclusion gate reads of a pair: its unedited decisions and the noise of a margin, in logits."""
+    return {
+        "m_base": base.margin,
+        "m_donor": donor.margin,
+        "mass_base": base.mass,
+        "mass_donor": donor.mass,
+        "noise_floor": noise_floor,
+    }
 
 
 def read_unedited(subject: Subject, pair: Pair) -> Unedited:
