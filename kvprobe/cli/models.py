@@ -23,18 +23,19 @@ app.add_typer(models_app, name="models")
 @models_app.command("list", epilog="Example: kvprobe models list")
 def list_models() -> None:
     """List all models by tier: organisms ship with kvprobe, pocket models run on a CPU, paper models want a GPU."""
-    from kvprobe.models.catalogue import model_config, model_names
-    from kvprobe.models.sources.base import SOURCES
+    from kvprobe.models.cards import list_models as known_models
     from kvprobe.report.tables import plain_table
 
     rows = []
-    tiers = ["organism", "local", "pocket", "paper"]
-    for config in sorted(map(model_config, model_names()), key=lambda config: (tiers.index(config.tier), config.name)):
-        here = "yes" if SOURCES.get(config.source)().is_here(config) else "no"
-        memory = f"{config.memory_gb:g} GB" if config.memory_gb else "–"
-        rows.append((config.name, config.tier, config.architecture, here, memory, config.description))
+    for model in known_models():
+        here = "yes" if model.available else "no"
+        memory = f"{round(model.memory_gb, 1 if model.memory_gb < 10 else 0):g} GB" if model.memory_gb else "–"
+        rows.append((model.name, model.tier, model.architecture, here, memory, model.description))
     columns = ("name", "tier", "architecture", "here", "memory", "what it is")
-    Console(highlight=False).print(plain_table("Models", columns, rows))
+    console = Console(highlight=False)
+    # In a narrow terminal the last column would be a letter or two wide.
+    shown = len(columns) if console.width >= 110 else len(columns) - 1
+    console.print(plain_table("Models", columns[:shown], [row[:shown] for row in rows]))
 
 
 @models_app.command(epilog="Example: kvprobe models pull smollm2-135m")

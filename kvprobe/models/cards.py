@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvprobe.models.architectures.base import ARCHITECTURES
 from kvprobe.models.catalogue import CARD, model_config, model_names, read_card
-from kvprobe.models.config import ModelConfig
+from kvprobe.models.config import ModelConfig, Tier
 from kvprobe.models.files import Progress, no_progress
 from kvprobe.models.sources.base import SOURCES
 
@@ -41,12 +41,12 @@ def list_models(tiers: Iterable[str] | None = None) -> list[ModelRow]:
     """
     wanted = None if tiers is None else set(tiers)
     configs = [model_config(name) for name in model_names()]
-    order = {"organism": 0, "micro": 1, "pocket": 2, "paper": 3}
+    order = get_args(Tier)
     kept = [config for config in configs if wanted is None or config.tier in wanted]
 
     def place(config: ModelConfig) -> tuple[int, str, float]:
         family = config.architecture if config.tier == "paper" else ""
-        return order.get(config.tier, len(order)), family, (config.memory_gb or 0) if family else 0
+        return order.index(config.tier), family, (config.memory_gb or 0) if family else 0
 
     return [_row(config) for config in sorted(kept, key=place)]
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from kvprobe.errors import ConfigError
 
-Tier = Literal["organism", "micro", "pocket", "paper", "local"]
+# In the order in which they are listed.
+Tier = Literal["organism", "micro", "local", "pocket", "paper"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
-from sklearn.linear_model import RidgeClassifier
+from sklearn.linear_model import Ridge
 
 from kvprobe.engine.components import components
 from kvprobe.errors import SampleError
@@ -72,10 +72,10 @@ def predictions(features: Array, targets: NDArray[np.bool_], train: NDArray[np.i
     """
     exact = features.astype(np.float64)
     standard = (exact - exact[train].mean(axis=0)) / channel_spread(exact[train])
-    classifier = RidgeClassifier(alpha=float(features.shape[1]), solver="cholesky")
-    wanted = targets[train].astype(int)
-    classifier.fit(standard[train], wanted[:, 0] if wanted.shape[1] == 1 else wanted)
-    return np.asarray(classifier.predict(standard), dtype=bool).reshape(targets.shape)
+    # scikit-learn's RidgeClassifier is this, at twice the time for so few rows.
+    ridge = Ridge(alpha=float(features.shape[1]), solver="cholesky")
+    ridge.fit(standard[train], np.where(targets[train], 1.0, -1.0))
+    return np.asarray(ridge.predict(standard) > 0, dtype=bool).reshape(targets.shape)
 
 
 def cross_predictions(features: Array, targets: NDArray[np.bool_], splits: Sequence[Fold]) -> NDArray[np.bool_]:

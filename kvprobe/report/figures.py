@@ -174,6 +174,9 @@ def save_figure(figure: Figure, stem: Path, metadata: Mapping[str, str]) -> list
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         with styled():
+            # Laid out once, for every file would lay it out again, which takes most of the time.
+            figure.draw_without_rendering()
+            figure.set_layout_engine(None)
             figure.savefig(png, dpi=200, facecolor="white", metadata={"Software": None, **metadata})
             figure.savefig(svg, facecolor="white", metadata={"Date": None, "Identifier": ", ".join(metadata.values())})
     except OSError as error:

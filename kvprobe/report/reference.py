@@ -42,14 +42,15 @@ def paper_model(name: str, architecture: str = "") -> str | None:
 
 def paper_value(entry: PaperEntry, model: str) -> float | None:
     """The paper's value of one quantity on one of its models; `None` where it gives none."""
-    table = reference()
-    row = table[
-        (table["experiment"] == entry.experiment)
-        & (table["model"] == model)
-        & (table["condition"] == entry.condition)
-        & (table["metric"] == entry.metric)
-    ]
-    return float(row["value"].iloc[0]) if len(row) else None
+    value = _values().get((entry.experiment, model, entry.condition, entry.metric))
+    return None if value is None else float(value)
+
+
+@cache
+def _values() -> dict[tuple[str, ...], str]:
+    """The first value of each experiment, model, condition and metric; some are words."""
+    columns = ["experiment", "model", "condition", "metric"]
+    return dict(reference().drop_duplicates(columns).set_index(columns)["value"].dropna())
 
 
 def paper_values(entries: Mapping[str, PaperEntry], model: str | None) -> dict[str, float]:

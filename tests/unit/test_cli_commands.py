@@ -52,6 +52,14 @@ def test_every_help_has_an_example(command: list[str]) -> None:
     assert f"Example: kvprobe {' '.join(command)}".rstrip() in result.output
 
 
+def test_models_of_every_tier_are_listed() -> None:
+    result = call("models", "list")
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
+    for name in ("qwen3-note-taker", "micro-reader", "smollm2-135m", "llama-3.1-8b-instruct"):
+        assert name in lines
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from kvprobe.cli import main; sys.argv = ['kvprobe', '--help']\n"
