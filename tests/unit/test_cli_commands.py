@@ -119,7 +119,7 @@ def test_ctrl_c_elsewhere_exits_with_130_too(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvprobe.models.catalogue.model_names", interrupted)
+    monkeypatch.setattr("kvprobe.models.cards.model_names", interrupted)
     assert call("models", "list").exit_code == 130
 
 
