@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-import torch
-
 from kvprobe.edit.base import CachedPrompt, FieldEdit
-from kvprobe.engine.cache import LayerKV
 from kvprobe.engine.decision_attention import decision_attention
-from kvprobe.engine.first_layers import entries_at_layer
+from kvprobe.engine.first_layers import DEVIATION_LAYER, deviation, entries_at_layer
 from kvprobe.engine.operations import reposition
 from kvprobe.engine.receipt import Receipt
 from kvprobe.models.subject import Subject
@@ -20,9 +17,6 @@ Selection = Callable[[Subject, CachedPrompt, FieldEdit], tuple[list[int], Receip
 """Positions after the field in the *stale* prompt, the most wanted first, and what choosing them cost."""
 
 SELECTIONS: Registry[Selection] = Registry("selection criterion", "kvprobe.edit", "kvprobe.selections")
-
-DEVIATION_LAYER = 1
-"""The first layer whose entries depend on other tokens."""
 
 
 def candidates(stale: CachedPrompt, edit: FieldEdit) -> range:
@@ -69,12 +63,6 @@ def by_first_layer_deviation(subject: Subject, stale: CachedPrompt, edit: FieldE
     change = deviation(fresh.take(slice(len(edit.new_ids), None)), kept.layers[DEVIATION_LAYER])
     order = sorted(range(len(rest)), key=lambda place: -float(change[place]))
     return [span.end + place for place in order], receipt + turning
-
-
-def deviation(new: LayerKV, old: LayerKV) -> torch.Tensor:
-    """`[position]`: norm of the change of keys plus norm of the change of values, over heads and channels."""
-    keys = (new.keys.float() - old.keys.float()).square().sum((0, 1, 3)).sqrt()
-    return keys + (new.values.float() - old.values.float()).square().sum((0, 1, 3)).sqrt()
 
 
 def selected(order: Sequence[int], count: int) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ from pydantic import Field, field_validator
 
 from kvprobe.edit import base
 from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod, FieldEdit
-from kvprobe.edit.selection import DEVIATION_LAYER, SELECTIONS, candidates, selected
+from kvprobe.edit.selection import SELECTIONS, candidates, selected
 from kvprobe.edit.splicing import field_in_place, with_new_value
+from kvprobe.engine.first_layers import DEVIATION_LAYER
 from kvprobe.engine.operations import recompute
 
 if TYPE_CHECKING:

@@ -15,6 +15,9 @@ from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.subject import Subject
 
+DEVIATION_LAYER = 1
+"""The first layer whose entries depend on other tokens."""
+
 
 class _EnoughError(Exception):
     """Raised inside a forward pass when the wanted layers have run."""
@@ -54,8 +57,14 @@ def entries_at_layer(
     held = filled.layers[layer]
     entries = LayerKV.computed(held.keys[:, :, start:], held.values[:, :, start:])
     run = len(token_ids) * (layer + 1) // subject.layers
-    flops = _flops(subject, len(token_ids), plan, layer + 1)
+    flops = _flops(subject, len(token_ids), len(keys), plan, layer + 1)
     return entries, Receipt(tokens_reused=start, tokens_recomputed=run, flops=flops, seconds=seconds)
+
+
+def deviation(new: LayerKV, old: LayerKV) -> torch.Tensor:
+    """`[position]`: norm of the change of keys plus norm of the change of values, over heads and channels."""
+    keys = (new.keys.float() - old.keys.float()).square().sum((0, 1, 3)).sqrt()
+    return keys + (new.values.float() - old.values.float()).square().sum((0, 1, 3)).sqrt()
 
 
 @contextmanager
@@ -76,8 +85,9 @@ def _stopping_after(subject: Subject, layer: int) -> Iterator[None]:
             handle.remove()
 
 
-def _flops(subject: Subject, tokens: int, plan: MaskPlan, layers: int) -> int:
+def _flops(subject: Subject, tokens: int, keys: int, plan: MaskPlan, layers: int) -> int:
     adapter, config = subject.architecture, subject.config
     attended = sum(int(plan.by_type[kind].sum()) for kind in plan.layer_types[:layers])
     weights = tokens * adapter.flops_per_token(config) * layers // subject.layers
-    return weights + attended * adapter.flops_per_attended_key(config)
+    expanded = keys * layers * adapter.flops_per_key(config)
+    return weights + expanded + attended * adapter.flops_per_attended_key(config)

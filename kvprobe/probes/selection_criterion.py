@@ -26,8 +26,9 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from kvprobe.edit.selection import candidates, deviation
+from kvprobe.edit.selection import candidates
 from kvprobe.engine.cache import KVCache
+from kvprobe.engine.first_layers import deviation
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.probes import base
 from kvprobe.probes.arms import (
