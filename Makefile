@@ -9,7 +9,8 @@ JOBS ?=
 READY := $(VENV)/.kvprobe-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce-section-3 reproduce-section-4 calibrate report test test-slow lint types check organisms clean
+SECTIONS := $(addprefix reproduce-section-,3 4 5 6)
+.PHONY: help install $(SECTIONS) calibrate report test test-slow lint types check organisms clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -24,7 +25,9 @@ install: $(READY) ## set up .venv with kvprobe and its tools
 
 reproduce-section-3: $(READY) ## section 3 of the paper (the mechanism) on four model families: figure and verdict table
 reproduce-section-4: $(READY) ## section 4 (editing): cost against correctness of all edits, errata, weight editing
-reproduce-section-3 reproduce-section-4: reproduce-section-%:
+reproduce-section-5: $(READY) ## section 5 (composing): reuse schemes, seams, offsets, latency, libraries of skills
+reproduce-section-6: $(READY) ## section 6 (both): edits inside composed skills, the agent, long trajectories
+$(SECTIONS): reproduce-section-%:
 	$(BIN)/kvprobe run experiments/section$* --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
 	  $(if $(JOBS),--jobs $(JOBS))
 

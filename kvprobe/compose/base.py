@@ -195,8 +195,12 @@ def make_scheme(name: str, **parameters: Any) -> ReuseScheme:
 
 
 def compose(
-    subject: Subject, parts: Sequence[Part], scheme: str | ReuseScheme = "splice", **parameters: Any
+    subject: Subject,
+    composition: Composition | Sequence[Part],
+    scheme: str | ReuseScheme = "splice",
+    **parameters: Any,
 ) -> Composed:
-    """A prompt from parts, by the scheme of that name; see `ReuseScheme.compose`."""
+    """A prompt composed by the scheme of that name; see `ReuseScheme.compose`."""
     chosen = make_scheme(scheme, **parameters) if isinstance(scheme, str) else scheme
-    return chosen.compose(subject, Composition(tuple(parts)))
+    whole = composition if isinstance(composition, Composition) else Composition(tuple(composition))
+    return chosen.compose(subject, whole)

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvprobe.compose.base import Composed, Composition, Part
 from kvprobe.compose.chunk import Chunk, Header, precompile
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.errors import ConfigError, UnsupportedError
-from kvprobe.tasks.context import Span, TokenizedContext
+from kvprobe.tasks.context import Context, Segment, Span, TokenizedContext, tokenize
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
 BEGINNING = "bos"
 """The part that holds tokens before the first segment."""
+
+
+def composition(subject: Subject, parts: Sequence[tuple[str, str | Chunk]]) -> Composition:
+    """A prompt from named texts and chunks, in order; texts are encoded as in a task's prompt, a BOS token first.
+
+    Raises:
+        ConfigError: as `Composition`.
+    """
+    texts = [(name, given if isinstance(given, str) else "") for name, given in parts]
+    plain = tokenize(Context(tuple(Segment(name, text) for name, text in texts)), subject.tokenizer)
+    pieces = [Part(BEGINNING, ids)] if (ids := plain.token_ids[: plain.spans[parts[0][0]].start]) else []
+    for name, given in parts:
+        span = plain.spans[name]
+        ids = plain.token_ids[span.start : span.end]
+        pieces.append(Part(name, ids) if isinstance(given, str) else Part.reused(name, given))
+    return Composition(tuple(pieces))
 
 
 def compile_segment(subject: Subject, prompt: TokenizedContext, name: str, header: Header = "bos") -> Chunk:
@@ -55,8 +73,28 @@ def composition_of(
     return Composition(tuple(parts))
 
 
-def as_cached_prompt(composed: Composed) -> CachedPrompt:
+def merged(prompt: TokenizedContext, name: str, segments: Sequence[str]) -> TokenizedContext:
+    """The prompt with neighbouring segments as one, so that a chunk can hold them all; its tokens are the same.
+
+    Raises:
+        ConfigError: there is no such segment, they are no neighbours in that order, or the name is taken.
+    """
+    spans = [_span(prompt, segment) for segment in segments]
+    if not spans or any(left.end != right.start for left, right in pairwise(spans)):
+        raise ConfigError(f"The segments {', '.join(segments)} do not follow one another in the prompt.")
+    kept = {other: span for other, span in prompt.spans.items() if other not in segments}
+    if name in kept:
+        raise ConfigError(f"The prompt has a segment {name!r} already; choose another name.")
+    whole = {**kept, name: Span(spans[0].start, spans[-1].end)}
+    return replace(prompt, spans=dict(sorted(whole.items(), key=lambda item: item[1])))
+
+
+def as_cached_prompt(composed: Composed, spans: Mapping[str, Span] | None = None) -> CachedPrompt:
     """The composed prompt as one that can be edited (`EditableContext.from_prompt`, every edit method).
+
+    Args:
+        composed: without gaps.
+        spans: finer ones than its parts', such as a field's inside a chunk.
 
     Raises:
         UnsupportedError: its positions have gaps, as under `prompt_cache`.
@@ -66,7 +104,7 @@ def as_cached_prompt(composed: Composed) -> CachedPrompt:
             "This composed prompt has gaps between its positions, and edits need 0, 1, 2, ...; compose by another "
             "scheme, such as 'splice'."
         )
-    return CachedPrompt(composed.token_ids, composed.spans, composed.cache)
+    return CachedPrompt(composed.token_ids, composed.spans if spans is None else dict(spans), composed.cache)
 
 
 def _all_spans(prompt: TokenizedContext) -> list[tuple[str, Span]]:

@@ -89,6 +89,16 @@ class Probe(ABC):
         missing value is `None`. `progress(done, total)` may be called at any rate.
         """
 
+    def preview(self, subject: Subject, pair: Pair) -> Mapping[str, float] | None:
+        """What the inclusion gate reads of a pair, for two prefills; `None` where only measuring tells.
+
+        By it a model that cannot do the task is refused before anything long is measured on it.
+        """
+        from kvprobe.probes.unedited import decided
+
+        # A decision after a chain of thought is known when the chain is written.
+        return None if pair.scenario.attributes.get("mode") == "think" else decided(subject, pair)
+
     @abstractmethod
     def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
         """Effects of one model, from those of its rows that passed the gate."""

@@ -49,6 +49,13 @@ def gate_columns(base: Readout, donor: Readout, noise_floor: float) -> dict[str,
     }
 
 
+def decided(subject: Subject, pair: Pair) -> dict[str, float]:
+    """What the inclusion gate reads of a pair, from one prefill of each prompt; the noise is not measured."""
+    answers = pair.base_answer_id, pair.donor_answer_id
+    base, donor = (read(prefill(subject, prompt.token_ids).logits, *answers) for prompt in (pair.base, pair.donor))
+    return gate_columns(base, donor, 0.0)
+
+
 def read_unedited(subject: Subject, pair: Pair) -> Unedited:
     """Prefill both prompts and decide them, each decision in more than one way (critique ME1).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -122,6 +122,23 @@ def apply_gate(
         reason=reason,
     )
     return rows["pair"].map(included).astype(bool), report
+
+
+def hopeless(rows: Sequence[Mapping[str, Any]], gate: GateConfig, statistics: StatisticsConfig) -> bool:
+    """Whether a model's first pairs leave no doubt that it decides too few unedited prompts rightly to pass.
+
+    Args:
+        rows: one for each pair, as `apply_gate` reads them.
+        gate: the thresholds.
+        statistics: of the interval, whose upper end must lie below the gate.
+    """
+    pairs = pd.DataFrame([dict(row) for row in rows])
+    fates = _fates(pairs, gate)
+    right = pd.concat([fates["base_right"], fates["donor_right"]]).to_numpy()
+    accuracy = proportion(
+        "oracle.accuracy", right, clusters=_paired_labels(pairs[statistics.cluster]), statistics=statistics
+    )
+    return accuracy.high < gate.oracle_accuracy
 
 
 def _fates(pairs: pd.DataFrame, gate: GateConfig) -> pd.DataFrame:

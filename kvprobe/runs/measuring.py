@@ -14,7 +14,7 @@ import pyarrow as pa
 from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, StoreError, UnknownNameError
 from kvprobe.runs import events
 from kvprobe.runs.executors import Cell, Executor
-from kvprobe.runs.gate import GateReport, apply_gate
+from kvprobe.runs.gate import GateReport, apply_gate, hopeless
 from kvprobe.runs.preparation import Plan, Preparation, cell_provenance, labelled, make_cells, prepare
 from kvprobe.runs.results import ModelResult, Status
 from kvprobe.runs.store import DamagedCellError, Store, concatenated, table_of
@@ -22,6 +22,9 @@ from kvprobe.stats import Effect
 
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
 _FATAL = (ConfigError, UnknownNameError, StoreError)
+# A model that is refused is refused after this many pairs; one that decides the first few rightly is not held up.
+_PREVIEWED = 10
+_PROMISING = 2
 SubjectLoader = Callable[[str], Any]
 
 
@@ -108,6 +111,8 @@ def measure_model(
     cells = make_cells(prepared, plan.probe, plan.config)
     tables, pending = _stored(run, cells)
     emit(events.ModelReady(name, len(prepared.pairs), prepared.unaligned, len(cells), len(tables)))
+    if not tables and (refused := _refused_early(plan, prepared)) is not None:
+        return _finished(run, refused)
     failures = _measure_pending(run, prepared, pending, tables)
     ordered = {cell.key: tables[cell.key] for cell in cells if cell.key in tables}
     lost = sum(len(cell.pairs) for cell in cells if cell.key not in tables)
@@ -154,6 +159,33 @@ def _measure_pending(
         log_event(run.store, "cell", cell=cell.key, model=cell.model, block=cell.block, seconds=seconds)
         run.emit(events.CellFinished(cell.model, cell.block, cell.key, stored.table.num_rows, outcome.seconds))
     return failures
+
+
+def _refused_early(plan: Plan, prepared: Preparation) -> ModelOutcome | None:
+    """The outcome of a model whose first pairs show that it will not pass the gate; `None` to measure it."""
+    config, rows = plan.config, []
+    for index, pair in enumerate(prepared.pairs[:_PREVIEWED]):
+        seen = plan.probe.preview(prepared.subject, pair)
+        if seen is None:
+            return None
+        cluster = config.statistics.cluster
+        rows.append({"pair": index, cluster: getattr(pair.scenario, cluster, index), **seen})
+        if index + 1 >= _PROMISING and all(row["m_base"] < 0 < row["m_donor"] for row in rows):
+            return None
+    if len(rows) < _PREVIEWED or not hopeless(rows, config.gate, config.statistics):
+        return None
+    _, gate = apply_gate(
+        pd.DataFrame(rows), config.gate, config.statistics, generated=len(plan.pairs), unaligned=prepared.unaligned
+    )
+    early = f"Refused after {len(rows)} of {len(prepared.pairs)} pairs: nothing was measured."
+    result = ModelResult(
+        name=prepared.name,
+        status=Status.NOT_APPLICABLE,
+        reason=f"{_reason(gate, prepared, ())} {early}",
+        identity=prepared.identity,
+        gate=gate,
+    )
+    return ModelOutcome(result, pa.table({}))
 
 
 def _summarised(

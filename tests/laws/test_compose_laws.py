@@ -13,7 +13,7 @@ from tiny_models import FAMILIES, tiny, tokens
 
 from kvprobe.compose.base import REUSE_SCHEMES, Composition, Part, ReuseScheme, compose, make_scheme
 from kvprobe.compose.chunk import Chunk, precompile
-from kvprobe.compose.prompts import as_cached_prompt, compile_segment, composition_of
+from kvprobe.compose.prompts import as_cached_prompt, compile_segment, composition_of, merged
 from kvprobe.edit.meter import Meter
 from kvprobe.engine.agreement import agreement
 from kvprobe.engine.forward import prefill
@@ -126,6 +126,21 @@ def test_prompt_cache_leaves_gaps_and_cannot_be_edited() -> None:
     assert composed.cache.positions.tolist() == [*range(5), *range(8, 17), *range(17, 26)]
     with pytest.raises(UnsupportedError, match="gaps"):
         as_cached_prompt(composed)
+
+
+def test_neighbouring_segments_can_be_one_chunk_that_is_edited_inside() -> None:
+    subject = tiny("qwen3", torch.float64)
+    whole = merged(PROMPT, "skill", ["system", "policy"])
+    assert list(whole.spans) == ["skill", "session", "task"]
+    chunk = compile_segment(subject, whole, "skill", "real")
+    composed = compose(subject, composition_of(whole, {"skill": chunk}).parts)
+    cached = as_cached_prompt(composed, SPANS)
+    assert torch.allclose(cached.decide(subject).logits, prefill(subject, IDS).logits, atol=EXACT, rtol=0)
+    assert cached.span("policy") == SPANS["policy"]
+    with pytest.raises(ConfigError, match="do not follow"):
+        merged(PROMPT, "skill", ["system", "session"])
+    with pytest.raises(ConfigError, match="already"):
+        merged(PROMPT, "task", ["system", "policy"])
 
 
 def test_headers_are_dropped_and_refused_where_there_is_none() -> None:

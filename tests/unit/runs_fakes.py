@@ -105,6 +105,10 @@ class FakeProbe:
         self.measured: list[str] = []
         self.before: Callable[[Any, Sequence[Any]], None] = lambda subject, pairs: None
         self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row
+        self.foreseen: Callable[[Any], Mapping[str, float] | None] = lambda pair: None
+
+    def preview(self, subject: Any, pair: Any) -> Mapping[str, float] | None:
+        return self.foreseen(pair)
 
     def measure(self, subject: Any, pairs: Sequence[Any], progress: Callable[[int, int], None]) -> list[dict[str, Any]]:
         self.measured.append(subject.name)

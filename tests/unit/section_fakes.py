@@ -49,6 +49,9 @@ class Blocks(Probe):
         times: int = 1
         after: str = ""
 
+    def preview(self, subject: Any, pair: Any) -> None:
+        """The fake subject has nothing to run."""
+
     def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Row]:
         time.sleep(float(os.environ.get(PAUSE, "0")))
         if subject.name == self.parameters.model:

@@ -299,6 +299,35 @@ def test_a_model_that_cannot_do_the_task_is_not_applicable(tmp_path: Path, probe
     assert not result.failed
 
 
+@pytest.mark.parametrize("donor", [-1.0, 1.0])
+def test_a_model_that_will_not_pass_is_refused_before_it_is_measured(
+    tmp_path: Path, probe: FakeProbe, donor: float
+) -> None:
+    seen = []
+    probe.foreseen = lambda pair: seen.append(pair) or {"m_base": -1.0, "m_donor": donor}
+    result = run(tmp_path)
+    if donor > 0:
+        assert {model.status for model in result.models.values()} == {Status.MEASURED}
+        assert len(seen) == 4
+        return
+    red = result.models["red"]
+    assert red.status is Status.NOT_APPLICABLE
+    assert not probe.measured
+    assert "50% of the unedited prompts" in red.reason
+    assert "Refused after 10 of 20 pairs" in red.reason
+    assert red.gate is not None
+    assert red.gate.measured == 10
+    assert {verdict.outcome for verdict in result.verdicts} == {Outcome.NOT_APPLICABLE}
+    assert not len(result.rows())
+
+
+def test_a_doubtful_model_is_measured(tmp_path: Path, probe: FakeProbe) -> None:
+    margins = iter([-1.0, *[1.0] * 9])
+    probe.foreseen = lambda pair: {"m_base": -1.0, "m_donor": next(margins)}
+    run(tmp_path, {"models": ["red"]})
+    assert probe.measured
+
+
 def test_exclusions_travel_with_every_effect(tmp_path: Path, probe: FakeProbe) -> None:
     probe.change = lambda row: {**row, "m_base": -0.001} if row["pair"] == 0 else row
     result = run(tmp_path, {"gate": {"oracle_accuracy": 0.5}})
