@@ -7,15 +7,23 @@ from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
-    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GlmConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3VLConfig,
+    StableLmConfig,
 )
 
 from kvprobe.models.architectures.base import architecture_of
@@ -52,6 +60,40 @@ _TWO_BASES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
 }
+_PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT: dict[str, Any] = {
+    **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+    **_EXPERTS,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+# Keys are scaled by a factor of their own (mscale over mscale_all_dim), scores by another.
+_LATENT_YARN = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.4}
+
+# Ids of the tokens around and in an image lie above those that `tokens` draws.
+_VISUAL: dict[str, Any] = {"vision_start_token_id": 61, "vision_end_token_id": 62, "image_token_id": 63}
+_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 32,
+    "initializer_range": 0.3,
+}
+
+
+def _multimodal_rope(**more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 100.0, **more}
+
 
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**_SHAPE),
@@ -75,10 +117,43 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "mistral": MistralConfig(**_SHAPE, sliding_window=WINDOW),
     "wide_heads": Qwen3Config(**{**_SHAPE, "head_dim": 20}),
+    "stablelm": StableLmConfig(**_SHAPE, rope_parameters=_PARTIAL),
+    "glm": GlmConfig(**_SHAPE, rope_parameters=_PARTIAL),
+    "qwen3_moe": Qwen3MoeConfig(**_SHAPE, **_EXPERTS, num_experts=6, decoder_sparse_step=2, norm_topk_prob=True),
+    "mixtral": MixtralConfig(**_SHAPE, num_local_experts=5, num_experts_per_tok=2, sliding_window=WINDOW),
+    "deepseek_v2": DeepseekV2Config(
+        **_LATENT,
+        q_lora_rank=None,
+        n_shared_experts=2,
+        topk_method="group_limited_greedy",
+        rope_parameters=_LATENT_YARN,
+    ),
+    "deepseek_v3": DeepseekV3Config(**_LATENT, q_lora_rank=14, rope_parameters=_LATENT_YARN),
+    "deepseek_v3_split": DeepseekV3Config(**_LATENT, q_lora_rank=None, rope_interleave=False),
+    "qwen2_5_vl": Qwen2_5_VLConfig(
+        text_config={
+            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "rope_parameters": _multimodal_rope(mrope_section=[2, 3, 3]),
+        },
+        vision_config={**_TOWER, "out_hidden_size": 64, "window_size": 16, "fullatt_block_indexes": [1]},
+        **_VISUAL,
+    ),
+    "qwen3_vl": Qwen3VLConfig(
+        text_config={
+            **_SHAPE,
+            "vocab_size": 64,
+            "head_dim": 16,
+            "rope_parameters": _multimodal_rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
+        },
+        vision_config={**_TOWER, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        **_VISUAL,
+    ),
     "two_digits": LlamaConfig(**{**_SHAPE, "num_hidden_layers": 12}),
 }
 FAMILIES = tuple(CONFIGS)
-WINDOWED = ("gemma2", "gemma3", "mistral")
+WINDOWED = ("gemma2", "gemma3", "mistral", "mixtral")
 
 
 @cache
@@ -95,7 +170,9 @@ def build(
     kernel = attention or adapter.attention_backends[0]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=kernel).to(dtype).eval()
+        model_class = getattr(transformers, adapter.auto_class)
+        model = model_class.from_config(deepcopy(config), attn_implementation=kernel).to(dtype).eval()
+        adapter.settle(model)
     model.requires_grad_(False)
     identity = ModelIdentity(
         name=name,
@@ -109,6 +186,14 @@ def build(
         parameters=model.num_parameters(),
     )
     return Subject(name, model, None, adapter, identity)
+
+
+def rounds_to_float32(name: str) -> bool:
+    """Whether the model library computes parts of this model in float32 even if it is a float64 one.
+
+    Eager attention takes its softmax in float32, DeepSeek's routers their scores, DeepSeek-V2 its rotation too.
+    """
+    return tiny(name).identity.attention == "eager" or CONFIGS[name].model_type.startswith("deepseek")
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -38,6 +38,26 @@ def list_models() -> None:
     console.print(plain_table("Models", columns[:shown], [row[:shown] for row in rows]))
 
 
+@models_app.command(epilog="Example: kvprobe models support")
+def support() -> None:
+    """Show what can be done with each architecture, as the tests have found it, and why not the rest."""
+    from kvprobe.models.support import MEANING, OPERATIONS, support_matrix
+    from kvprobe.report.tables import plain_table
+
+    matrix = support_matrix()
+    console = Console(highlight=False)
+    rows = [(row.architecture, *row.cells) for row in matrix]
+    console.print(plain_table("Architectures", ("architecture", *OPERATIONS), rows))
+    for status, meaning in MEANING.items():
+        console.print(f"{status}: {meaning}", style="dim")
+    reasons: dict[str, list[str]] = {}
+    for row in matrix:
+        reasons.setdefault(row.reason, []).append(row.architecture)
+    console.print()
+    for reason, names in reasons.items():
+        console.print(f"[bold]{', '.join(names)}[/bold]: {reason}")
+
+
 @models_app.command(epilog="Example: kvprobe models pull smollm2-135m")
 def pull(names: Annotated[list[str], typer.Argument(help="Names of `kvprobe models list`, or hub ids.")]) -> None:
     """Fetch models and verify their files."""

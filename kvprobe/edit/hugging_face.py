@@ -27,7 +27,7 @@ def imported(subject: Subject, token_ids: Sequence[int], past: Any) -> KVCache:
     Raises:
         UnsupportedError: it is of another length, another model or other tokens, or not a full dynamic cache.
     """
-    cache = KVCache.from_hugging_face(past)
+    cache = KVCache.from_hugging_face(subject.architecture.own_cache(past))
     before = len(token_ids) - 1
     if cache.batch != 1 or len(cache) not in (before, before + 1):
         raise UnsupportedError(
@@ -63,7 +63,7 @@ def model_inputs(subject: Subject, prompt: CachedPrompt) -> dict[str, Any]:
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "past_key_values": _copied(prompt.cache).to_hugging_face(),
+        "past_key_values": subject.architecture.model_cache(_copied(prompt.cache).to_hugging_face()),
     }
 
 

@@ -61,18 +61,28 @@ class KVCache:
         layers: one `LayerKV` per decoder layer.
         positions: int64 `[position]` on the CPU: the position each key is rotated to.
         source_positions: int64 `[position]`: the position its source key was computed at.
+        axes: int64 `[3, position]`: under M-RoPE with images, the temporal, height and width position that each key
+            is rotated to; `positions` then are the entry's place in the prompt. None where all three are `positions`.
+        source_axes: int64 `[3, position]`: those its source key was computed at; None exactly when `axes` is.
 
     All tensors are to be treated as read-only: operations return new caches and never write into old ones.
 
     Raises:
-        UnsupportedError: the layers differ in batch or length, or do not fit the positions.
+        UnsupportedError: the layers differ in batch or length, or do not fit the positions or axes.
     """
 
     layers: tuple[LayerKV, ...]
     positions: Tensor
     source_positions: Tensor
+    axes: Tensor | None = None
+    source_axes: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if (self.axes is None) != (self.source_axes is None):
+            raise UnsupportedError("A cache needs both the axes of its keys and those of their sources, or neither.")
+        for axes in (self.axes, self.source_axes):
+            if axes is not None and axes.shape != (3, len(self.positions)):
+                raise UnsupportedError(f"Axes {list(axes.shape)} do not fit {len(self.positions)} positions.")
         for number, layer in enumerate(self.layers):
             if layer.keys.ndim != 4 or layer.keys.shape[:3] != layer.values.shape[:3]:
                 raise UnsupportedError(
@@ -86,21 +96,29 @@ class KVCache:
                 )
 
     @classmethod
-    def computed(cls, layers: Iterable[tuple[Tensor, Tensor]], positions: Tensor) -> KVCache:
-        """A cache of `(keys, values)` just as a model computed them at `positions`."""
+    def computed(
+        cls, layers: Iterable[tuple[Tensor, Tensor]], positions: Tensor, axes: Tensor | None = None
+    ) -> KVCache:
+        """A cache of `(keys, values)` just as a model computed them at `positions`, or at `axes`."""
         positions = positions.to("cpu", torch.long)
-        return cls(tuple(LayerKV.computed(keys, values) for keys, values in layers), positions, positions)
+        axes = None if axes is None else axes.to("cpu", torch.long)
+        made = tuple(LayerKV.computed(keys, values) for keys, values in layers)
+        return cls(made, positions, positions, axes, axes)
 
     @classmethod
-    def from_hugging_face(cls, past: Any, positions: Sequence[int] | Tensor | None = None) -> KVCache:
+    def from_hugging_face(
+        cls, past: Any, positions: Sequence[int] | Tensor | None = None, axes: Tensor | None = None
+    ) -> KVCache:
         """The entries of a Hugging Face `DynamicCache`, from position 0 on unless told.
 
         Raises:
             UnsupportedError: the cache is empty, not dynamic, or a sliding layer has thrown entries away.
         """
-        from transformers.cache_utils import DynamicLayer
+        from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
-        if not past.layers or not all(isinstance(layer, DynamicLayer) for layer in past.layers):
+        # A layer of both kinds is a DynamicLayer too: its recurrent state would be lost without a word.
+        recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in past.layers)
+        if recurrent or not past.layers or not all(isinstance(layer, DynamicLayer) for layer in past.layers):
             kinds = sorted({type(layer).__name__ for layer in past.layers}) or ["no layers"]
             raise UnsupportedError(
                 f"Only a filled DynamicCache of attention layers converts to a KVCache, not {', '.join(kinds)}."
@@ -117,7 +135,7 @@ class KVCache:
         if not lengths[0]:
             raise UnsupportedError("The Hugging Face cache is empty; run a forward pass that fills it first.")
         places = torch.arange(lengths[0]) if positions is None else torch.as_tensor(positions)
-        return cls.computed(((layer.keys, layer.values) for layer in past.layers), places)
+        return cls.computed(((layer.keys, layer.values) for layer in past.layers), places, axes)
 
     def to_hugging_face(self) -> Any:
         """A `DynamicCache` of full layers only, sharing storage with this cache.
@@ -147,6 +165,25 @@ class KVCache:
         """Bytes of keys and values, originals of moved keys not counted."""
         return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.keys, layer.values))
 
+    @property
+    def triples(self) -> Tensor:
+        """`[3, position]`: the position each key is rotated to on each axis, equal where the cache has no axes."""
+        return self.positions.expand(3, -1) if self.axes is None else self.axes
+
+    @property
+    def source_triples(self) -> Tensor:
+        """`[3, position]`: the position each source key was computed at on each axis."""
+        return self.source_positions.expand(3, -1) if self.source_axes is None else self.source_axes
+
+    def text_axes(self, positions: Tensor) -> Tensor | None:
+        """`[3, len(positions)]`: the axes of text at `positions` after everything in the cache; None without axes.
+
+        Text goes on from the largest axis: an image of many tokens takes only as many positions as it is high or wide.
+        """
+        if self.axes is None or not len(self):
+            return None
+        return (positions + int(self.axes.max()) - int(self.positions.max())).expand(3, -1)
+
     def index_of(self, positions: Sequence[int]) -> Tensor:
         """Where in the cache `positions` stand, int64 `[len(positions)]`.
 
@@ -168,17 +205,15 @@ class KVCache:
     def take(self, index: Tensor | slice) -> KVCache:
         """The entries at `index` (not position), in that order; a slice shares storage."""
         layers = tuple(layer.take(index) for layer in self.layers)
-        return KVCache(layers, self.positions[index], self.source_positions[index])
+        axes = None if self.axes is None else self.axes[:, index]
+        source_axes = None if self.source_axes is None else self.source_axes[:, index]
+        return KVCache(layers, self.positions[index], self.source_positions[index], axes, source_axes)
 
     @staticmethod
     def join(caches: Sequence[KVCache]) -> KVCache:
         """The entries of all caches, one after the other, positions as they are."""
         layers = tuple(LayerKV.join(parts) for parts in zip(*(cache.layers for cache in caches), strict=True))
-        return KVCache(
-            layers,
-            torch.cat([cache.positions for cache in caches]),
-            torch.cat([cache.source_positions for cache in caches]),
-        )
+        return KVCache(layers, *joined_places(caches))
 
     def fingerprint(self) -> str:
         """sha256 of everything in the cache: equal exactly when two caches are bit-equal."""
@@ -188,7 +223,20 @@ class KVCache:
                 digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
                 digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         digest.update(self.positions.numpy().tobytes() + self.source_positions.numpy().tobytes())
+        for axes in (self.axes, self.source_axes):
+            digest.update(b"" if axes is None else axes.contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def joined_places(caches: Sequence[KVCache]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Positions, source positions, axes and source axes of all caches, one after the other."""
+    plain = all(cache.axes is None for cache in caches)
+    return (
+        torch.cat([cache.positions for cache in caches]),
+        torch.cat([cache.source_positions for cache in caches]),
+        None if plain else torch.cat([cache.triples for cache in caches], dim=1),
+        None if plain else torch.cat([cache.source_triples for cache in caches], dim=1),
+    )
 
 
 def _take(tensor: Tensor, index: Tensor | slice) -> Tensor:

@@ -126,7 +126,7 @@ class Components:
     """Names of all activations that can be read and edited."""
 
     def __init__(self, subject: Subject) -> None:
-        self._bridge = bridge = _bridge(subject.model, subject.name)
+        self._bridge = bridge = _bridge(subject.architecture.bridgeable(subject.model), subject.name)
         self._subject = replace(subject, model=bridge.original_model)
         check_fills_cache(bridge.original_model)
         self._points, self._axes = _hook_points(bridge, subject.layers)
@@ -262,14 +262,14 @@ class Components:
             raise UnsupportedError("There is no token to run.")
         if cache is not None and cache.batch != 1:
             raise UnsupportedError("Components run on one row of a cache; take one row first.")
-        start, count = _next_position(cache), len(token_ids)
-        places = torch.arange(start, start + count)
-        past = 0 if cache is None else len(cache)
+        places = _next_position(cache) + torch.arange(len(token_ids))
         keys = places if cache is None else torch.cat([cache.positions, places])
-        plan = plan_masks(self._subject, places, keys, torch.ones(count, past + count, dtype=torch.bool).tril(past))
+        causal = torch.ones(len(places), len(keys), dtype=torch.bool).tril(len(keys) - len(places))
+        plan = plan_masks(self._subject, places, keys, causal)
         entries = empty_cache() if cache is None else patched_cache(cache, patches or [()] * rows)
         ids = torch.as_tensor(token_ids, dtype=torch.long).expand(rows, -1)
-        output = call_model(self._subject, ids, places, entries, plan, gradients=gradients)
+        axes = None if cache is None else cache.text_axes(places)
+        output = call_model(self._subject, ids, places, entries, plan, axes=axes, gradients=gradients)
         return logits_of(output, self._subject)
 
     @contextmanager
@@ -331,7 +331,7 @@ def _bridge(model: Any, name: str) -> Any:
     twin = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
     try:
         bridge = build_bridge_from_module(twin, type(model).__name__, hf_config=twin.config, model_name=name)
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise UnsupportedError(f"TransformerLens does not bridge {type(model).__name__}: {error}") from error
     # It adds a bias of zeros to the unembedding, which would ask for a gradient.
     twin.requires_grad_(False)

@@ -52,7 +52,8 @@ def entries_at_layer(
     filled = empty_cache() if past is None else past.to_hugging_face()
     started = clock(subject)
     with _stopping_after(subject, layer):
-        call_model(subject, torch.as_tensor(token_ids, dtype=torch.long)[None], places, filled, plan)
+        axes = None if past is None else past.text_axes(places)
+        call_model(subject, torch.as_tensor(token_ids, dtype=torch.long)[None], places, filled, plan, axes=axes)
     seconds = clock(subject) - started
     held = filled.layers[layer]
     entries = LayerKV.computed(held.keys[:, :, start:], held.values[:, :, start:])

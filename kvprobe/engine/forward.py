@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvprobe.engine.cache import KVCache
+from kvprobe.engine.cache import KVCache, LayerKV, joined_places
 from kvprobe.engine.interventions import AttentionKnockout
 from kvprobe.engine.masks import MaskPlan, applied, plan_masks
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import NumericsError, UnsupportedError
 from kvprobe.models.subject import Subject
+from kvprobe.models.vision import ImageFeatures
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,8 @@ def forward(
     cache: KVCache | None = None,
     *,
     positions: Sequence[int] | None = None,
+    axes: Tensor | None = None,
+    images: Sequence[ImageFeatures] = (),
     knockouts: Sequence[AttentionKnockout] = (),
     attention: bool = False,
 ) -> Forward:
@@ -60,19 +63,25 @@ def forward(
         token_ids: at least one token.
         cache: entries of one row that come before the tokens; it is left as it is.
         positions: one per token; by default they go on from the largest cached position.
+        axes: under M-RoPE, the temporal, height and width position of each token, `[3, token]`; by default those of
+            text after the cache.
+        images: what stands for the image tokens among the tokens, in their order.
         knockouts: attention knockouts of this pass.
         attention: also return attention weights, which needs eager attention.
 
     Raises:
         NumericsError: the logits are not finite.
-        UnsupportedError: no token, positions that do not fit, several rows, or weights from a fused kernel.
+        UnsupportedError: no token, positions or images that do not fit, several rows, or weights from a fused
+            kernel.
     """
     if positions is None:
         start = int(cache.positions.max()) + 1 if cache is not None and len(cache) else 0
         positions = range(start, start + len(token_ids))
     past = 0 if cache is None else len(cache)
     causal = torch.ones(len(token_ids), past + len(token_ids), dtype=torch.bool).tril(past)
-    return run_tokens(subject, token_ids, positions, cache, causal, knockouts=knockouts, attention=attention)
+    return run_tokens(
+        subject, token_ids, positions, cache, causal, axes=axes, images=images, knockouts=knockouts, attention=attention
+    )
 
 
 def run_tokens(
@@ -82,6 +91,8 @@ def run_tokens(
     cache: KVCache | None,
     causal: Tensor,
     *,
+    axes: Tensor | None = None,
+    images: Sequence[ImageFeatures] = (),
     knockouts: Sequence[AttentionKnockout] = (),
     attention: bool = False,
 ) -> Forward:
@@ -96,17 +107,19 @@ def run_tokens(
     places = torch.as_tensor(positions, dtype=torch.long)
     past = cache if cache is not None and len(cache) else None
     keys = places if past is None else torch.cat([past.positions, places])
+    if axes is None and past is not None:
+        axes = past.text_axes(places)
     plan = plan_masks(subject, places, keys, causal, [knockouts] if knockouts else ())
     started = clock(subject)
     hugging_face = empty_cache() if past is None else past.to_hugging_face()
     ids = torch.as_tensor(token_ids, dtype=torch.long)[None]
-    output = call_model(subject, ids, places, hugging_face, plan, attention=attention)
+    output = call_model(subject, ids, places, hugging_face, plan, axes=axes, images=images, attention=attention)
     seconds = clock(subject) - started
-    filled = _collect(hugging_face, past, places, subject)
+    filled = _collect(hugging_face, past, places, axes, subject)
     receipt = Receipt(
         tokens_reused=0 if past is None else len(past),
         tokens_appended=len(filled) - (0 if past is None else len(past)),
-        flops=flops(subject, len(token_ids), plan.attended),
+        flops=flops(subject, len(token_ids), plan.attended, len(keys)),
         seconds=seconds,
     )
     weights = tuple(layer[0] for layer in output.attentions) if attention else None
@@ -120,24 +133,33 @@ def call_model(
     past: Any,
     plan: MaskPlan,
     *,
+    axes: Tensor | None = None,
+    images: Sequence[ImageFeatures] = (),
     attention: bool = False,
     gradients: bool = False,
 ) -> Any:
-    """Call the Hugging Face model, without gradients unless asked; `ids` `[row, token]`, `positions` `[token]`."""
+    """Call the Hugging Face model, without gradients unless asked.
+
+    `ids` `[row, token]`, `positions` `[token]`; `axes` `[3, token]` take their place where they are given.
+    """
     if attention and subject.config._attn_implementation != "eager":
         raise UnsupportedError(
             f"Attention weights need eager attention and {subject.name} runs {subject.config._attn_implementation!r}; "
             "load it with attention='eager'."
         )
+    places = (positions if axes is None else axes[:, None]).to(subject.device)
+    further = subject.architecture.image_inputs(subject.model, ids, images)
+    subject.architecture.check_positions(subject.model, positions)
     with torch.set_grad_enabled(gradients), applied(subject, plan) as mask:
         return subject.model(
             input_ids=ids.to(subject.device),
             attention_mask=mask,
-            position_ids=positions.to(subject.device).expand(len(ids), -1),
-            past_key_values=past,
+            position_ids=places.expand(*places.shape[:-2], len(ids), -1),
+            past_key_values=subject.architecture.model_cache(past),
             use_cache=True,
             logits_to_keep=1,
             output_attentions=attention,
+            **further,
         )
 
 
@@ -157,11 +179,12 @@ def logits_of(output: Any, subject: Subject) -> Tensor:
     return logits
 
 
-def flops(subject: Subject, tokens: int, attended: int) -> int:
-    """FLOPs of running `tokens` tokens that attend to `attended` keys in all, with logits at one of them."""
+def flops(subject: Subject, tokens: int, attended: int, keys: int) -> int:
+    """FLOPs of running `tokens` tokens over `keys` keys, `attended` of them seen in all, with logits at one token."""
     adapter, config = subject.architecture, subject.config
     return (
         tokens * adapter.flops_per_token(config)
+        + keys * subject.layers * adapter.flops_per_key(config)
         + attended * adapter.flops_per_attended_key(config)
         + adapter.flops_per_logits(config)
     )
@@ -204,7 +227,9 @@ def empty_cache() -> Any:
     return DynamicCache()
 
 
-def _collect(hugging_face: Any, past: KVCache | None, positions: Tensor, subject: Subject) -> KVCache:
+def _collect(
+    hugging_face: Any, past: KVCache | None, positions: Tensor, axes: Tensor | None, subject: Subject
+) -> KVCache:
     """The filled cache, checked for length; original keys of moved entries are kept."""
     layers = [(layer.keys, layer.values) for layer in hugging_face.layers]
     start = 0 if past is None else len(past)
@@ -215,9 +240,12 @@ def _collect(hugging_face: Any, past: KVCache | None, positions: Tensor, subject
             "a transformers version below 5.24, which fills it."
         )
     if past is None:
-        return KVCache.computed(layers, positions)
-    if all(layer.source_keys is layer.keys for layer in past.layers):
-        merged = KVCache.computed(layers, torch.cat([past.positions, positions]))
-        return KVCache(merged.layers, merged.positions, torch.cat([past.source_positions, positions]))
-    new = KVCache.computed([(keys[:, :, start:], values[:, :, start:]) for keys, values in layers], positions)
-    return KVCache.join([past, new])
+        return KVCache.computed(layers, positions, axes)
+    new = KVCache.computed([(keys[:, :, start:], values[:, :, start:]) for keys, values in layers], positions, axes)
+    # Keys and values are joined already; only the originals of moved keys are not.
+    moved = any(layer.source_keys is not layer.keys for layer in past.layers)
+    grown = tuple(
+        LayerKV(keys, values, torch.cat([layer.source_keys, keys[:, :, start:]], dim=2) if moved else keys)
+        for layer, (keys, values) in zip(past.layers, layers, strict=True)
+    )
+    return KVCache(grown, *joined_places([past, new]))

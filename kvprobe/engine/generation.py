@@ -105,6 +105,7 @@ class _Running:
         self.knockouts = [[item for item in row if isinstance(item, AttentionKnockout)] for row in rows]
         self.waiting = {item for row in self.knockouts for item in row if not item.no_op}
         self.first = len(past)
+        self.prompt = past
         self.positions = past.positions
         self.next = start
         self.past = KVCache.computed(
@@ -126,7 +127,9 @@ class _Running:
         plan = plan_masks(self.subject, place, self.positions, seen, silent)
         self.waiting -= {item for row in active for item in row if not {*item.keys}.isdisjoint(self.positions.tolist())}
         self.next += 1
-        return logits_of(call_model(self.subject, tokens[:, None], place, self.past, plan), self.subject).cpu()
+        axes = self.prompt.text_axes(place)
+        output = call_model(self.subject, tokens[:, None], place, self.past, plan, axes=axes)
+        return logits_of(output, self.subject).cpu()
 
     def check_knockouts(self) -> None:
         """Refuse a knockout that met none of its queries together with one of its keys."""
@@ -143,7 +146,8 @@ class _Running:
             (layer.keys[number : number + 1, :, first:length], layer.values[number : number + 1, :, first:length])
             for layer in self.past.layers
         ]
-        return KVCache.join([base, KVCache.computed(new, self.positions[first:length])])
+        places = self.positions[first:length]
+        return KVCache.join([base, KVCache.computed(new, places, self.prompt.text_axes(places))])
 
 
 def _patched(base: KVCache, patches: Sequence[KVPatch]) -> KVCache:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.forward import forward, run_tokens
@@ -14,6 +15,7 @@ from kvprobe.engine.positions import Positions, as_positions
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.subject import Subject
+from kvprobe.models.vision import ImageFeatures
 
 Result = tuple[KVCache, Receipt]
 
@@ -69,7 +71,11 @@ def overwrite(cache: KVCache, positions: Positions, donor: KVCache, layers: Sequ
         raise UnsupportedError(f"There is no layer {max(chosen)}: the cache has layers 0 to {len(cache.layers) - 1}.")
     sources = cache.source_positions.clone()
     sources[here] = donor.source_positions[there]
-    if len(chosen) < len(cache.layers) and not torch.equal(sources, cache.source_positions):
+    axes, source_axes = _axes_overwritten(cache, here, donor, there)
+    moved = not torch.equal(sources, cache.source_positions) or not torch.equal(
+        cache.source_triples if source_axes is None else source_axes, cache.source_triples
+    )
+    if len(chosen) < len(cache.layers) and moved:
         raise UnsupportedError(
             "Only some layers would come from a donor whose keys were computed at other positions; take all layers."
         )
@@ -80,10 +86,30 @@ def overwrite(cache: KVCache, positions: Positions, donor: KVCache, layers: Sequ
     receipt = Receipt(
         tokens_reused=len(cache) - len(places), tokens_copied=len(places), seconds=time.perf_counter() - started
     )
-    return KVCache(patched, cache.positions, sources), receipt
+    return KVCache(patched, cache.positions, sources, axes, source_axes), receipt
 
 
-def recompute(subject: Subject, cache: KVCache, token_ids: Sequence[int], positions: Positions) -> Result:
+def _axes_overwritten(
+    cache: KVCache, here: Tensor, donor: KVCache, there: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Axes and source axes of `cache` with entries `here` taken from entries `there` of `donor`."""
+    if cache.axes is None and donor.axes is None:
+        return None, None
+    axes, sources = cache.triples.clone(), cache.source_triples.clone()
+    axes[:, here], sources[:, here] = donor.triples[:, there], donor.source_triples[:, there]
+    if not torch.equal(axes, cache.triples):
+        raise UnsupportedError("The donor's entries stand elsewhere on the axes of M-RoPE; reposition the donor first.")
+    return axes, sources
+
+
+def recompute(
+    subject: Subject,
+    cache: KVCache,
+    token_ids: Sequence[int],
+    positions: Positions,
+    *,
+    images: Sequence[ImageFeatures] = (),
+) -> Result:
     """`cache` with the entries at `positions` computed anew by the model, the others left as they are.
 
     The chosen tokens see the cached entries before them and one another; entries after them are not updated.
@@ -93,9 +119,10 @@ def recompute(subject: Subject, cache: KVCache, token_ids: Sequence[int], positi
         cache: one row.
         token_ids: the token of every entry of `cache`, in its order.
         positions: a span or any set of positions.
+        images: what stands for the image tokens among `positions`, in their order.
 
     Raises:
-        UnsupportedError: tokens and cache differ in length, or a position is not in the cache.
+        UnsupportedError: tokens and cache differ in length, a position is not in the cache, or images do not fit.
     """
     if len(token_ids) != len(cache):
         raise UnsupportedError(f"There are {len(token_ids)} tokens for a cache of {len(cache)} entries.")
@@ -114,6 +141,8 @@ def recompute(subject: Subject, cache: KVCache, token_ids: Sequence[int], positi
         places.tolist(),
         cache.take(seen),
         order[None, :] <= index[:, None],
+        axes=None if cache.axes is None else cache.axes[:, index],
+        images=images,
     )
     fresh = result.cache.take(slice(len(seen), None))
     sources = cache.source_positions.index_copy(0, index, places)
@@ -126,7 +155,10 @@ def recompute(subject: Subject, cache: KVCache, token_ids: Sequence[int], positi
         flops=result.receipt.flops,
         seconds=result.receipt.seconds,
     )
-    return KVCache(layers, cache.positions, sources), receipt
+    source_axes = None
+    if cache.axes is not None:
+        source_axes = cache.source_triples.index_copy(1, index, cache.axes[:, index])
+    return KVCache(layers, cache.positions, sources, cache.axes, source_axes), receipt
 
 
 def append(
@@ -137,28 +169,35 @@ def append(
     return result.cache, result.receipt
 
 
-def reposition(subject: Subject, cache: KVCache, delta: int) -> Result:
+def reposition(subject: Subject, cache: KVCache, delta: int, axes_delta: int | None = None) -> Result:
     """`cache` moved by `delta` positions: keys rotated in float32 from their originals, values untouched.
 
-    Repositioning by `a` and then by `b` is bit-equal to repositioning by `a + b`.
+    Repositioning by `a` and then by `b` is bit-equal to repositioning by `a + b`. Under M-RoPE all three axes move by
+    `axes_delta`, `delta` unless told: after images, text and images stand at a smaller position than their place in
+    the prompt.
 
     Raises:
         UnsupportedError: a position would be negative, or the RoPE scaling does not allow it.
     """
     started = time.perf_counter()
+    axes_delta = delta if axes_delta is None else axes_delta
     positions = cache.positions + delta
-    if len(positions) and int(positions.min()) < 0:
-        raise UnsupportedError(f"Moving by {delta} would put an entry at position {int(positions.min())}.")
+    axes = None if cache.axes is None and axes_delta == delta else cache.triples + axes_delta
+    places = positions if axes is None else axes
+    if places.numel() and int(places.min()) < 0:
+        raise UnsupportedError(f"Moving by {delta} would put an entry at position {int(places.min())}.")
     tables = subject.architecture.rotary(subject.model)
     if len(tables) != len(cache.layers):
         raise UnsupportedError(f"The cache has {len(cache.layers)} layers and {subject.name} has {len(tables)}.")
-    if not delta:
+    if not delta and not axes_delta:
         return cache, Receipt(tokens_reused=len(cache), seconds=time.perf_counter() - started)
-    turn = positions - cache.source_positions
+    turn = positions - cache.source_positions if axes is None else axes - cache.source_triples
+    still = not bool(turn.any())
+    # Layers that share a table share its angles.
+    rotations = {table: table.rotation(turn, cache.layers[0].source_keys) for table in {*tables} if not still}
     layers = []
     for layer, table in zip(cache.layers, tables, strict=True):
-        still = not bool(turn.any())
-        keys = layer.source_keys if still else table.rotate(layer.source_keys, turn)
+        keys = layer.source_keys if still else table.turned(layer.source_keys, rotations[table])
         layers.append(LayerKV(keys, layer.values, layer.source_keys))
     heads = cache.layers[0].keys.shape[1]
     receipt = Receipt(
@@ -166,13 +205,15 @@ def reposition(subject: Subject, cache: KVCache, delta: int) -> Result:
         flops=3 * heads * len(cache) * sum(table.rotary_dim for table in tables),
         seconds=time.perf_counter() - started,
     )
-    return KVCache(tuple(layers), positions, cache.source_positions), receipt
+    source_axes = None if axes is None else cache.source_triples
+    return KVCache(tuple(layers), positions, cache.source_positions, axes, source_axes), receipt
 
 
 def splice(subject: Subject, cache: KVCache, chunk: KVCache, at: int) -> Result:
     """`chunk` put into `cache` at position `at`; whatever stood from `at` on moves back to make room.
 
-    `chunk` may come from a prefill at any offset. Nothing is recomputed: entries keep what they knew.
+    `chunk` may come from a prefill at any offset. Nothing is recomputed: entries keep what they knew. Under M-RoPE it
+    begins on all axes where text at `at` would stand, and what follows moves back by what it takes of the axes.
 
     Raises:
         UnsupportedError: the chunk is empty or the RoPE scaling does not allow moving.
@@ -182,10 +223,12 @@ def splice(subject: Subject, cache: KVCache, chunk: KVCache, at: int) -> Result:
     extent = int(chunk.positions[-1] - chunk.positions[0]) + 1
     before = cache.take((cache.positions < at).nonzero()[:, 0])
     after = cache.take((cache.positions >= at).nonzero()[:, 0])
-    moved, cost = reposition(subject, chunk, at - int(chunk.positions[0]))
+    start, axes = torch.tensor([at]), chunk.triples
+    room = int((start if (place := before.text_axes(start)) is None else place).max())
+    moved, cost = reposition(subject, chunk, at - int(chunk.positions[0]), room - int(axes.min()))
     parts = [before, moved]
     if len(after):
-        shifted, shift_cost = reposition(subject, after, extent)
+        shifted, shift_cost = reposition(subject, after, extent, int(axes.max()) + 1 - int(axes.min()))
         parts.append(shifted)
         cost = cost + shift_cost
     whole, joining = concat(*parts)

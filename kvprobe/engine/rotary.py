@@ -16,17 +16,27 @@ MOVABLE = frozenset({"default", "linear", "llama3", "yarn"})
 
 @dataclass(frozen=True, eq=False)
 class RotaryTable:
-    """Rotation of keys in half-split pair layout: channel `i` turns with channel `i + rotary_dim / 2`.
+    """Rotation of keys: channel `i` turns with channel `i + rotary_dim / 2`, or `2i` with `2i + 1` if `adjacent`.
 
     `inverse_frequencies` `[rotary_dim / 2]`, in radians per position, are those the model itself uses, already
     adjusted by its scaling. Channels from `rotary_dim` on carry no position. A key moves by
     `k(p + delta) = R(delta) k(p)`; the attention scaling of YaRN is in `k(p)` already and must not enter again.
+
+    Under M-RoPE `frequency_axes` `[rotary_dim / 2]` says by which axis of a position each frequency turns: 0 temporal,
+    1 height, 2 width. None: there is one position only.
     """
 
     inverse_frequencies: Tensor
     scaling: str = "default"
+    adjacent: bool = False
+    frequency_axes: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.frequency_axes is not None and self.frequency_axes.shape != self.inverse_frequencies.shape:
+            raise UnsupportedError(
+                f"M-RoPE names an axis for {self.frequency_axes.numel()} of {self.inverse_frequencies.numel()} "
+                "frequencies; its sections must add up to half of the channels that turn."
+            )
         if self.scaling not in MOVABLE:
             raise UnsupportedError(
                 f"Cached keys cannot be moved under RoPE scaling {self.scaling!r}: its frequencies depend on the "
@@ -34,8 +44,10 @@ class RotaryTable:
             )
 
     @classmethod
-    def from_module(cls, rotary: Any, layer_type: str | None = None) -> RotaryTable:
+    def from_module(cls, rotary: Any, layer_type: str | None = None, *, adjacent: bool = False) -> RotaryTable:
         """The table of a Hugging Face rotary module; `layer_type` picks one where the module holds several.
+
+        `adjacent` says how the model lays out pairs, which the module does not know.
 
         Raises:
             UnsupportedError: dynamic, longrope or unknown scaling, or a module without frequencies.
@@ -51,7 +63,7 @@ class RotaryTable:
                 f"for layers of type {layer_type!r}."
             )
         # The model rounds its frequencies to float32 at every call, whatever they are stored in.
-        return cls(frequencies.detach().float().cpu(), scaling)
+        return cls(frequencies.detach().float().cpu(), scaling, adjacent)
 
     @property
     def rotary_dim(self) -> int:
@@ -63,24 +75,67 @@ class RotaryTable:
 
         Args:
             keys: `[batch, kv_head, position, head_dim]`, post-RoPE, any float dtype.
-            delta: integers `[position]`.
+            delta: integers `[position]`, or `[3, position]` by axis under M-RoPE.
 
         Returns:
             New keys in the dtype of `keys`, computed in float32 (float64 for float64 keys); entries with delta 0
             are bit-equal.
+
+        Raises:
+            UnsupportedError: the keys have too few channels, or there are axes and the model has one position only.
         """
+        return self.turned(keys, self.rotation(delta, keys))
+
+    def rotation(self, delta: Tensor, keys: Tensor) -> Rotation:
+        """The rotation by `delta` for `keys` and any others like them, such as another layer's; see `rotate`.
+
+        Args:
+            delta: as for `rotate`.
+            keys: of which dtype and device are used.
+        """
+        precision = torch.promote_types(keys.dtype, torch.float32)
+        delta = delta.cpu()
+        # What moves as a whole, as a chunk does, needs the angles of one position only.
+        turns = delta[..., :1] if bool((delta == delta[..., :1]).all()) else delta
+        angles = self._turns(turns.double()) * self.inverse_frequencies.double()[None, :]
+        still = (turns if turns.ndim == 1 else turns.abs().amax(0)) == 0
+        return Rotation(
+            angles.cos().to(keys.device, precision),
+            angles.sin().to(keys.device, precision),
+            still.to(keys.device)[:, None] if bool(still.any()) else None,
+        )
+
+    def turned(self, keys: Tensor, rotation: Rotation) -> Tensor:
+        """Keys moved by a rotation; see `rotate`."""
         if self.rotary_dim > keys.shape[-1]:
             raise UnsupportedError(
                 f"The RoPE table turns {self.rotary_dim} channels but keys have only {keys.shape[-1]}."
             )
-        precision = torch.promote_types(keys.dtype, torch.float32)
-        angles = delta.cpu().double()[:, None] * self.inverse_frequencies.double()[None, :]
-        cos = angles.cos().to(keys.device, precision)
-        sin = angles.sin().to(keys.device, precision)
-        half = self.rotary_dim // 2
-        first = keys[..., :half].to(precision)
-        second = keys[..., half : 2 * half].to(precision)
-        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(keys.dtype)
-        moved = torch.cat([turned, keys[..., 2 * half :]], dim=-1)
-        still = (delta == 0).to(keys.device)[:, None]
-        return torch.where(still, keys, moved)
+        cos, sin = rotation.cos, rotation.sin
+        # The two channels of each pair lie along axis -1 or -2, and go back to where they were.
+        axis, shape = (-1, (-1, 2)) if self.adjacent else (-2, (2, -1))
+        first, second = keys[..., : self.rotary_dim].to(cos.dtype).unflatten(-1, shape).unbind(axis)
+        pair = [(first * cos).sub_(second * sin), (second * cos).add_(first * sin)]
+        turned = torch.stack(pair, dim=axis).flatten(-2).to(keys.dtype)
+        moved = turned if self.rotary_dim == keys.shape[-1] else torch.cat([turned, keys[..., self.rotary_dim :]], -1)
+        return moved if rotation.still is None else torch.where(rotation.still, keys, moved)
+
+    def _turns(self, delta: Tensor) -> Tensor:
+        """By how many positions each frequency turns: `[position, 1]`, or `[position, rotary_dim / 2]` by axis."""
+        if delta.ndim == 1:
+            return delta[:, None]
+        if self.frequency_axes is None:
+            raise UnsupportedError("These keys were to move along three axes, and the model has one position only.")
+        return delta[self.frequency_axes].T
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Cosines and sines of one move, `[position or 1, rotary_dim / 2]`.
+
+    `still` bool `[position or 1, 1]` marks entries that do not move; None where there are none.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    still: Tensor | None

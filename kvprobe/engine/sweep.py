@@ -139,7 +139,7 @@ def _decide(
     plan = plan_masks(subject, place, keys, torch.ones(1, len(keys), dtype=torch.bool), knockouts)
     cache = patched_cache(past, [[item for item in row if isinstance(item, KVPatch)] for row in rows])
     ids = torch.full((len(rows), 1), token_id, dtype=torch.long)
-    output = call_model(subject, ids, place, cache, plan, attention=attention)
+    output = call_model(subject, ids, place, cache, plan, axes=past.text_axes(place), attention=attention)
     weights = torch.stack([layer[:, :, 0] for layer in output.attentions], dim=1) if attention else None
     return logits_of(output, subject), weights
 

@@ -59,6 +59,7 @@ def load_subject(
     model, tokenizer = source.load(config, path, settings)
     _settle_chat(config, tokenizer)
     model.requires_grad_(False).eval()
+    adapter.settle(model)
     check_fills_cache(model)
     _check_finite(config, model)
     identity = ModelIdentity(

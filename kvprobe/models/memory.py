@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from kvprobe.errors import OutOfMemoryError
+from kvprobe.models.architectures.base import architecture_of
 
 _RESERVE = 1.1
 """Weights and a little room for activations and a cache."""
@@ -43,9 +44,10 @@ def refuse_if_short(name: str, needed_bytes: float, device: torch.device, what: 
 
 
 def count_parameters(config: Any) -> int:
-    """Number of weights of the causal language model with this configuration, without allocating them."""
+    """Number of weights of the model with this configuration, without allocating them."""
+    auto_class = getattr(transformers, architecture_of(config).auto_class)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = auto_class.from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -40,8 +40,8 @@ class Subject:
 
     @property
     def config(self) -> Any:
-        """The Hugging Face configuration of the model."""
-        return self.model.config
+        """The Hugging Face configuration of the language model; a vision-language model's has one of its own inside."""
+        return self.model.config.get_text_config()
 
     @property
     def device(self) -> torch.device:

@@ -14,6 +14,7 @@ from kvprobe.engine.generation import generate
 from kvprobe.engine.interventions import KVPatch, Row
 from kvprobe.engine.sweep import run_patches
 from kvprobe.models.subject import Subject
+from kvprobe.organisms.picture_reader import evaluate_picture_reader
 from kvprobe.organisms.tokenizer import END
 from kvprobe.tasks.gated import with_erratum
 from kvprobe.tasks.gated_decision import GatedDecision
@@ -26,8 +27,10 @@ def evaluate(subject: Subject, *, size: int = 120, seed: int = 1) -> dict[str, A
     """Accuracy, notes, errata, chains and long prompts of one organism.
 
     Returns a flat record: shares with the number of decisions behind them in `n_...`; `field_only` and
-    `downstream_only` are ratios of sums over pairs whose decision flips.
+    `downstream_only` are ratios of sums over pairs whose decision flips. Of a picture reader, shares of right answers.
     """
+    if subject.identity.architecture == "qwen2_5_vl":
+        return evaluate_picture_reader(subject, size)
     direct = _decisions(subject, GatedDecision(size=size, seed=seed))
     record = {
         "accuracy": direct["accuracy"],

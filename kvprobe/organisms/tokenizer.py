@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -30,9 +30,12 @@ def vocabulary() -> dict[str, int]:
     return {word: index for index, word in enumerate(seen)}
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A Hugging Face tokenizer with one token a word; BOS comes first, as in Llama, Gemma and Mistral."""
-    core = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
+def build_tokenizer(known: Mapping[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """A Hugging Face tokenizer with one token a word; BOS comes first, as in Llama, Gemma and Mistral.
+
+    `known` maps words to ids, those of the task library unless told.
+    """
+    core = Tokenizer(models.WordLevel(dict(known or vocabulary()), unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")]
     )

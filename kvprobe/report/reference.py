@@ -18,6 +18,8 @@ _OF_ARCHITECTURE = {
     "gemma2": "Gemma-2-9B",
     "gemma3_text": "Gemma-3-27B",
     "mistral": "Mistral-7B-v0.3",
+    "qwen2_5_vl": "Qwen2.5-VL-7B",
+    "qwen3_vl": "Qwen3-VL-8B",
 }
 _TUNED = re.compile(r"-(instruct|it|chat)\b")
 

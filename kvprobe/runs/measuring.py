@@ -23,7 +23,7 @@ from kvprobe.stats import Effect
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
 _FATAL = (ConfigError, UnknownNameError, StoreError)
 # A model that is refused is refused after this many pairs; one that decides the first few rightly is not held up.
-_PREVIEWED = 10
+_PREVIEWED = 8
 _PROMISING = 2
 SubjectLoader = Callable[[str], Any]
 

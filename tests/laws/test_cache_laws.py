@@ -83,7 +83,7 @@ def test_no_operation_mutates_its_inputs(name: str) -> None:
     reposition(subject, moved, 3)
     splice(subject, cache, donor, at=5)
     forward(subject, [4, 5], cache)
-    past = cache.to_hugging_face()
+    past = subject.architecture.model_cache(cache.to_hugging_face())
     with torch.no_grad():
         subject.model(torch.tensor([[4, 5, 6]]), past_key_values=past, use_cache=True)
     assert [item.fingerprint() for item in inputs] == before

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, tiny, tokens
-from transformers import PhiConfig, PhiForCausalLM
+from tiny_models import FAMILIES, build, tiny, tokens
+from transformers import LlamaConfig, PhiConfig, PhiForCausalLM
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
@@ -126,6 +128,49 @@ def test_partial_rotary_turns_the_first_channels_only() -> None:
 def test_scalings_that_cannot_be_moved_are_refused(scaling: str) -> None:
     with pytest.raises(UnsupportedError, match=f"'{scaling}'"):
         RotaryTable(torch.ones(4), scaling)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}, 32),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "factor": 2.0,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 16,
+            },
+            16,
+        ),
+    ],
+)
+def test_passes_beyond_the_length_at_which_frequencies_change_are_refused(scaling: dict[str, Any], limit: int) -> None:
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        rope_parameters=scaling,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+    )
+    subject, ids = build(config, "changing", torch.float64), tokens(limit + 1)
+    below = prefill(subject, ids[:-1])
+    with torch.no_grad():
+        native = subject.model(torch.tensor([ids[:-1]]), use_cache=False)
+        plain = subject.model(torch.tensor([ids]), use_cache=False)
+    torch.testing.assert_close(below.logits, native.logits[0, -1], atol=1e-12, rtol=0)
+    for cache, run in ((None, ids), (below.cache, ids[-1:])):
+        with pytest.raises(UnsupportedError, match=f"changes its frequencies beyond {limit} tokens"):
+            forward(subject, run, cache)
+    # What is refused would have been wrong: the library's own decoding is not its own prefill there.
+    with torch.no_grad():
+        step = subject.model(torch.tensor([ids[-1:]]), past_key_values=below.cache.to_hugging_face())
+    assert float((step.logits[0, -1] - plain.logits[0, -1]).abs().max()) > 1e-3
 
 
 def test_a_module_without_frequencies_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import CONFIGS, FAMILIES, VOCABULARY, WINDOW, WINDOWED, build, tiny, tokens
+from tiny_models import CONFIGS, FAMILIES, VOCABULARY, WINDOW, WINDOWED, build, rounds_to_float32, tiny, tokens
 
 from kvprobe.engine import sweep
 from kvprobe.engine.forward import forward, prefill
@@ -79,6 +79,12 @@ def test_nothing_before_the_field_has_an_effect(name: str) -> None:
     pair = Pair(name)
     prefix = range(FIELD)
     mine, other = (slice_cache(run.cache, prefix)[0] for run in (pair.base, pair.donor))
+    if pair.subject.architecture.has_experts:
+        # Which experts the field's token is sent to decides how the others' products are grouped, and so rounded.
+        for a, b in zip(mine.layers, other.layers, strict=True):
+            torch.testing.assert_close(a.keys, b.keys, atol=NOISE, rtol=0)
+            torch.testing.assert_close(a.values, b.values, atol=NOISE, rtol=0)
+        return
     assert mine.fingerprint() == other.fingerprint()
     assert torch.equal(pair.run([()]), pair.run([KVPatch(tuple(prefix), pair.donor.cache, no_op=True)]))
     with pytest.raises(NoEffectError, match=r"positions 0\.\.8 changes nothing"):
@@ -143,16 +149,17 @@ def test_a_knockout_renormalises_the_very_same_scores(name: str, data: st.DataOb
 @pytest.mark.parametrize("name", FAMILIES)
 def test_knockout_rows_equal_a_forward_with_the_same_knockout(name: str) -> None:
     pair = Pair(name, torch.float64)
+    exact = 1e-5 if rounds_to_float32(name) else 1e-12
     before = slice_cache(pair.base.cache, range(DECISION))[0]
     knockouts = [AttentionKnockout((DECISION,), (DECISION - k,), layers) for k in (1, 2) for layers in (None, (1,))]
     rows = pair.run([*knockouts, (knockouts[0], KVPatch((FIELD,), pair.donor.cache)), ()])
     for row, knockout in zip(rows, knockouts, strict=False):
         alone = forward(pair.subject, pair.ids[-1:], before, knockouts=[knockout]).logits
-        torch.testing.assert_close(row, alone, atol=1e-12, rtol=0)
+        torch.testing.assert_close(row, alone, atol=exact, rtol=0)
     both, _ = overwrite(before, [FIELD], pair.donor.cache)
     alone = forward(pair.subject, pair.ids[-1:], both, knockouts=[knockouts[0]]).logits
-    torch.testing.assert_close(rows[4], alone, atol=1e-12, rtol=0)
-    torch.testing.assert_close(rows[5], pair.base.logits, atol=1e-12, rtol=0)
+    torch.testing.assert_close(rows[4], alone, atol=exact, rtol=0)
+    torch.testing.assert_close(rows[5], pair.base.logits, atol=exact, rtol=0)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -14,6 +14,7 @@ TYPES = {
     "gemma2": (SLIDING, FULL, SLIDING, FULL),
     "gemma3": (SLIDING, FULL, SLIDING),
     "mistral": (SLIDING,) * 3,
+    "mixtral": (SLIDING,) * 3,
 }
 
 

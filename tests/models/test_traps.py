@@ -5,12 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_models import WINDOW, WINDOWED, tiny, tokens
+from transformers import AutoModelForCausalLM, FalconH1Config, Qwen3NextConfig
 from transformers.cache_utils import DynamicCache, StaticCache
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import append, slice_cache
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.architectures.base import architecture_of
+
+HYBRID = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
 
 
 def filled(name: str, length: int, past: object) -> object:
@@ -51,6 +63,33 @@ def test_static_and_empty_caches_are_refused() -> None:
         KVCache.from_hugging_face(DynamicCache(config=tiny("qwen3").config))
     with pytest.raises(UnsupportedError, match="no layers"):
         KVCache.from_hugging_face(DynamicCache())
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "qwen3_next"])
+def test_the_caches_of_hybrids_are_refused_before_their_recurrent_state_is_lost(kind: str) -> None:
+    """Each layer of Falcon-H1 attends and scans: its keys alone would convert and be half of its state."""
+    configs = {
+        "falcon_h1": FalconH1Config(**HYBRID, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_d_state=8),
+        "qwen3_next": Qwen3NextConfig(
+            **HYBRID,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+    }
+    with pytest.raises(UnsupportedError, match=f"'{kind}' is refused: it mixes attention with recurrent layers"):
+        architecture_of(configs[kind])
+    model = AutoModelForCausalLM.from_config(configs[kind]).eval()
+    with torch.no_grad():
+        past = model(torch.tensor([tokens(5)]), use_cache=True).past_key_values
+    assert any(getattr(layer, "keys", None) is not None for layer in past.layers)
+    with pytest.raises(UnsupportedError, match="Only a filled DynamicCache of attention layers"):
+        KVCache.from_hugging_face(past)
 
 
 def test_crop_zero_keeps_everything_but_an_empty_slice_is_empty() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import gguf
 import torch
+import transformers
 from tiny_models import CONFIGS, VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
+from kvprobe.models.architectures.base import architecture_of
 from kvprobe.models.files import sha256_of
 
 TEXT = "t9 t20 t33 t7"
@@ -31,7 +33,8 @@ def make_model(config: PretrainedConfig) -> Any:
     """Seeded random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
+        model_class = getattr(transformers, architecture_of(config).auto_class)
+        return model_class.from_config(deepcopy(config), attn_implementation="eager").eval()
 
 
 def write_folder(folder: Path, family: str = "qwen3", dtype: torch.dtype = torch.float32, **options: Any) -> Any:

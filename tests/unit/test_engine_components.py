@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -19,13 +20,24 @@ from kvprobe.models.loader import load_subject
 
 LENGTHS = (WINDOW - 2, WINDOW, WINDOW + 1, 2 * WINDOW)
 CORE = ("qwen3", "llama", "mistral", "gemma2")
+VISUAL = ("qwen2_5_vl", "qwen3_vl")
 
 
 def close(mine: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(mine.float(), other.float(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="with torchvision they are bridged")
+@pytest.mark.parametrize("family", VISUAL)
+def test_a_bridge_that_lacks_a_library_is_refused(family: str) -> None:
+    with pytest.raises(UnsupportedError, match="torchvision"):
+        components(tiny(family))
+
+
+BRIDGED = [name for name in FAMILIES if name not in VISUAL and not tiny(name).architecture.latent_cache]
+
+
+@pytest.mark.parametrize("family", BRIDGED)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_plain_run_equals_plain_forward_below_at_and_above_the_window(family: str, length: int) -> None:
     subject, ids = tiny(family), tokens(length)

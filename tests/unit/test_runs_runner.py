@@ -314,15 +314,15 @@ def test_a_model_that_will_not_pass_is_refused_before_it_is_measured(
     assert red.status is Status.NOT_APPLICABLE
     assert not probe.measured
     assert "50% of the unedited prompts" in red.reason
-    assert "Refused after 10 of 20 pairs" in red.reason
+    assert "Refused after 8 of 20 pairs" in red.reason
     assert red.gate is not None
-    assert red.gate.measured == 10
+    assert red.gate.measured == 8
     assert {verdict.outcome for verdict in result.verdicts} == {Outcome.NOT_APPLICABLE}
     assert not len(result.rows())
 
 
 def test_a_doubtful_model_is_measured(tmp_path: Path, probe: FakeProbe) -> None:
-    margins = iter([-1.0, *[1.0] * 9])
+    margins = iter([-1.0, *[1.0] * 7])
     probe.foreseen = lambda pair: {"m_base": -1.0, "m_donor": next(margins)}
     run(tmp_path, {"models": ["red"]})
     assert probe.measured

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.vision import ImageFeatures
 from kvprobe.registry import Registry
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+CHANGING = ("dynamic", "longrope")
+"""RoPE scalings whose frequencies change with the length of the sequence."""
 
 
 class ArchitectureAdapter:
@@ -21,8 +24,19 @@ class ArchitectureAdapter:
 
     masks_by_layer_type: ClassVar[bool] = False
     """Whether the model takes a dict of masks by layer type; otherwise one mask serves all layers."""
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+    """The class of transformers that loads such a model."""
+    pixel_scale: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
+    """Mean and deviation by channel with which a vision tower wants pixels from 0 to 1 normalised; None without one."""
     attention_backends: ClassVar[tuple[str, ...]] = ("sdpa", "eager")
     """Attention implementations that compute this architecture exactly; the first is the default."""
+    adjacent_pairs: ClassVar[bool] = False
+    """Whether cached keys are rotated in pairs of neighbouring channels; otherwise channel `i` turns with the one half
+    the rotary width on."""
+    has_experts: ClassVar[bool] = False
+    """Whether some MLPs are mixtures of experts."""
+    latent_cache: ClassVar[bool] = False
+    """Whether a cached entry is a latent, from which each pass expands the keys and values of all heads."""
 
     def layer_types(self, config: Any) -> tuple[str, ...]:
         """`full_attention` or `sliding_attention` for each layer."""
@@ -84,10 +98,64 @@ class ArchitectureAdapter:
             UnsupportedError: the scaling depends on the sequence length or is unknown.
         """
         tables = {
-            kind: RotaryTable.from_module(self.decoder(model).rotary_emb, kind)
+            kind: RotaryTable.from_module(self.decoder(model).rotary_emb, kind, adjacent=self.adjacent_pairs)
             for kind in dict.fromkeys(self.layer_types(model.config))
         }
         return tuple(tables[kind] for kind in self.layer_types(model.config))
+
+    def check_positions(self, model: Any, positions: Tensor) -> None:
+        """Refuse a pass at positions whose frequencies are not those of keys cached before.
+
+        Raises:
+            UnsupportedError: under dynamic or longrope scaling, a position beyond the length they start to act at.
+        """
+        scaling = getattr(self.decoder(model).rotary_emb, "rope_type", None)
+        if scaling not in CHANGING or not len(positions):
+            return
+        parameters, config = model.config.rope_parameters, model.config
+        limit = int(parameters.get("original_max_position_embeddings") or config.max_position_embeddings)
+        if int(positions.max()) >= limit:
+            raise UnsupportedError(
+                f"RoPE scaling {scaling!r} changes its frequencies beyond {limit} tokens, so that cached keys are no "
+                f"longer those of a prefill; position {int(positions.max())} is out of reach for kvprobe."
+            )
+
+    def settle(self, model: Any) -> None:
+        """Choose kernels that compute in the dtype of `model`, once after loading."""
+        if self.has_experts and model.dtype == torch.float64:
+            # Grouped matrix products, the library's default for experts, stop at float32.
+            model.set_experts_implementation("eager")
+
+    def bridgeable(self, model: Any) -> Any:
+        """`model`, if TransformerLens' bridge of it fits the engine's caches.
+
+        Raises:
+            UnsupportedError: it does not.
+        """
+        if self.latent_cache:
+            raise UnsupportedError(
+                f"TransformerLens caches the expanded keys and values of {model.config.model_type!r} and not its "
+                "latent, so that components of latent attention cannot be studied on the engine's caches."
+            )
+        return model
+
+    def model_cache(self, past: Any) -> Any:
+        """A cache whose keys carry the positions, as the model wants it handed; layers stay those of `past`."""
+        return past
+
+    def own_cache(self, past: Any) -> Any:
+        """The reverse of `model_cache`, also of a cache that the model made itself: keys carry the positions."""
+        return past
+
+    def image_inputs(self, model: Any, token_ids: Tensor, images: Sequence[ImageFeatures]) -> dict[str, Any]:  # noqa: ARG002
+        """Further keyword arguments of a forward pass over `token_ids` in which image features stand for image tokens.
+
+        Raises:
+            UnsupportedError: the model reads no images, or they do not fit the image tokens.
+        """
+        if images:
+            raise UnsupportedError(f"{type(self).__name__} is a model of text: it reads no images.")
+        return {}
 
     def decoder(self, model: Any) -> Any:
         """The module that holds `layers` and `rotary_emb`."""
@@ -104,9 +172,20 @@ class ArchitectureAdapter:
 
     def flops_per_token(self, config: Any) -> int:
         """FLOPs of all matrix products with weights for one token, the output layer left out."""
+        return self.attention_flops_per_token(config) + self.mlp_flops_per_token(config)
+
+    def attention_flops_per_token(self, config: Any) -> int:
+        """The share of attention in `flops_per_token`, of all layers."""
         heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-        weights = config.hidden_size * (heads * self.head_dim(config) + 3 * config.intermediate_size)
-        return int(2 * weights * config.num_hidden_layers)
+        return int(2 * config.hidden_size * heads * self.head_dim(config) * config.num_hidden_layers)
+
+    def mlp_flops_per_token(self, config: Any) -> int:
+        """The share of what follows attention in `flops_per_token`, of all layers."""
+        return config.num_hidden_layers * gated_mlp_flops(config.hidden_size, config.intermediate_size)
+
+    def flops_per_key(self, config: Any) -> int:  # noqa: ARG002 - adapters with a latent cache need it
+        """FLOPs in one layer for each key of a pass, cached or new; 0 where a cached key is used as it is."""
+        return 0
 
     def flops_per_attended_key(self, config: Any) -> int:
         """FLOPs of scores and weighted values for one query and one visible key in one layer."""
@@ -120,6 +199,11 @@ class ArchitectureAdapter:
 ARCHITECTURES: Registry[type[ArchitectureAdapter]] = Registry(
     "architecture", "kvprobe.models.architectures", "kvprobe.architectures"
 )
+
+
+def gated_mlp_flops(hidden: int, width: int) -> int:
+    """FLOPs of one gated MLP of `width` channels for one token."""
+    return int(2 * 3 * hidden * width)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,8 +220,12 @@ def architecture_of(config: Any) -> ArchitectureAdapter:
     """The adapter of a Hugging Face configuration.
 
     Raises:
-        UnsupportedError: no adapter knows this `model_type`; nothing is guessed.
+        UnsupportedError: no adapter knows this `model_type`, or it is one that kvprobe refuses; nothing is guessed.
     """
+    from kvprobe.models.architectures.refused import REFUSED
+
+    if config.model_type in REFUSED:
+        raise UnsupportedError(f"Model type {config.model_type!r} is refused: {REFUSED[config.model_type]}.")
     known = ARCHITECTURES.names()
     if config.model_type not in known:
         raise UnsupportedError(

@@ -63,7 +63,8 @@ class DirectorySource(ModelSource):
         tokenizer = read_tokenizer(path)
         with quiet_library():
             try:
-                model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                auto_class = getattr(transformers, architecture_of(read_config(path)).auto_class)
+                model, info = auto_class.from_pretrained(
                     path,
                     dtype=settings.dtype,
                     attn_implementation=settings.attention,

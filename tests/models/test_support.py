@@ -1,0 +1,69 @@
+"""The support matrix says what the laws show, and nothing else.
+
+After a change that is meant to change it: `PYTHONPATH=tests:tests/models python tests/models/support_laws.py`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support_laws import LIMIT, SCALINGS, measured, move_and_splice, rows, status, taken_for_plain
+from tiny_models import CONFIGS, tiny
+from typer.testing import CliRunner
+
+from kvprobe.cli.models import models_app
+from kvprobe.errors import UnsupportedError
+from kvprobe.models.architectures.base import ARCHITECTURES, architecture_of
+from kvprobe.models.architectures.refused import REFUSED
+from kvprobe.models.support import MEANING, OPERATIONS, support_matrix
+
+SHIPPED = {row.architecture: row for row in support_matrix()}
+MEASURED = {*ARCHITECTURES.names(), *SCALINGS}
+
+
+def test_every_architecture_has_a_row_and_no_row_is_left_over() -> None:
+    assert set(SHIPPED) == MEASURED | set(REFUSED)
+    assert not set(ARCHITECTURES.names()) & set(REFUSED)
+    for row in SHIPPED.values():
+        assert len(row.cells) == len(OPERATIONS)
+        assert set(row.cells) <= set(MEANING)
+        assert row.reason
+
+
+@pytest.mark.parametrize("name", sorted(MEASURED))
+def test_the_shipped_row_is_what_the_laws_show(name: str) -> None:
+    assert SHIPPED[name].cells == tuple(measured(rows()[name]))
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_refused_as_a_whole_is_refused_by_name_and_reason(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"'{name}' is refused: it .*(recurrent)"):
+        architecture_of(SimpleNamespace(model_type=name))
+    assert set(SHIPPED[name].cells) == {"refused"}
+
+
+def test_a_law_that_does_not_hold_is_not_written_down_as_support() -> None:
+    subject = taken_for_plain(tiny("deepseek_v2", torch.float64))
+    assert move_and_splice(subject) > LIMIT
+    with pytest.raises(AssertionError, match="move and splice of deepseek_v2 is off by"):
+        status(subject, "move and splice")
+
+
+def test_windows_latents_and_pair_layouts_are_what_needs_an_adapter() -> None:
+    splice = OPERATIONS.index("move and splice")
+    needs = {name for name in ARCHITECTURES.names() if SHIPPED[name].cells[splice] == "adapter"}
+    assert {"gemma2", "gemma3_text", "mistral", "mixtral", "glm", "deepseek_v2", "deepseek_v3"} <= needs
+    assert {"llama", "qwen2", "qwen3", "qwen3_moe", "stablelm"}.isdisjoint(needs)
+    assert CONFIGS["mixtral"].sliding_window
+
+
+def test_the_command_prints_every_row_and_every_reason() -> None:
+    result = CliRunner().invoke(models_app, ["support"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    for row in SHIPPED.values():
+        assert row.architecture in text
+    for words in (*OPERATIONS, *MEANING):
+        assert words in text
