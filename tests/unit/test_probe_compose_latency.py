@@ -1,0 +1,174 @@
+"""The compose latency probe: every arm does the work it is timed for, and exponents are those of the costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from worded_models import TOKENIZER, plain_logits, worded
+
+from kvprobe.compose.base import make_scheme
+from kvprobe.compose.chunk import precompile
+from kvprobe.compose.library import SkillLibrary
+from kvprobe.engine.forward import prefill
+from kvprobe.errors import ConfigError
+from kvprobe.probes.base import Panel
+from kvprobe.probes.compose_latency import SKILL, ComposeLatency, Prepared, Request, request_of
+from kvprobe.probes.compose_latency_effects import latency_effects
+from kvprobe.stats import StatisticsConfig
+from kvprobe.stats.growth import growth_exponent
+from kvprobe.tasks.context import Span, TokenizedContext
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import Pair, align
+
+ARMS = ("full_prefill", "splice", "splice_from_disk", "splice_seam_8", "cacheblend_15", "without_chunk", "two_pieces")
+PROBE = ComposeLatency(ComposeLatency.Parameters(lengths=(32, 64, 128), text_length=48, repeats=1, long_from=128))
+
+
+def pairs_of(size: int) -> list[Pair]:
+    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size).prompt_pairs()]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
+def test_arms_give_the_logits_that_they_are_timed_for(family: str, tmp_path: object) -> None:
+    subject, request = worded(family), request_of(pairs_of(1)[0].base)
+    ids = PROBE.chunk_ids(subject, "random", 40)
+    # Compiled behind the very opening line, so that splicing is exact, and then moved away, so that it must be rotated.
+    chunk = precompile(subject, ids, "real", before=request.opening)
+    library = SkillLibrary(str(tmp_path))
+    library.save(subject, SKILL, chunk)
+    prepared = Prepared(chunk, library, (1.0, 1.0), 1)
+    whole = (*request.opening, *ids, *request.task)
+    expected = prefill(subject, whole)
+    if family == "qwen3":
+        torch.testing.assert_close(expected.logits.double(), plain_logits(subject.model, whole), atol=1e-9, rtol=0)
+    for name, run in PROBE.arms(subject, request, prepared).items():
+        logits, flops = run()
+        if name in ("without_chunk", "two_pieces"):
+            expected_here = prefill(subject, (*request.opening, *request.task)).logits
+        else:
+            expected_here = expected.logits
+            assert name == "full_prefill" or 0 < flops < expected.receipt.flops
+        torch.testing.assert_close(logits, expected_here, atol=5e-6, rtol=0, msg=name)
+
+
+def test_a_request_is_the_prompt_around_the_chunk() -> None:
+    prompt = pairs_of(1)[0].base
+    request = request_of(prompt)
+    assert request.opening == prompt.token_ids[: prompt.spans["system"].end]
+    assert prompt.token_ids[-len(request.task) :] == request.task
+    with pytest.raises(ConfigError, match="'task'"):
+        request_of(TokenizedContext((1, 2), {"system": Span(0, 2)}, ""))
+
+
+def test_chunks_have_their_length_and_no_special_token() -> None:
+    subject = worded("llama")
+    random, text = (PROBE.chunk_ids(subject, kind, 700) for kind in ("random", "text"))
+    assert len(random) == len(text) == 700
+    assert not set(random) & set(TOKENIZER.all_special_ids)
+    assert random == PROBE.chunk_ids(subject, "random", 700)
+    assert len(set(random)) > 200
+    assert TOKENIZER.decode(text[:30]).startswith("-")
+
+
+def test_rows_effects_and_figure() -> None:
+    subject, pairs = worded("llama"), pairs_of(2)
+    rows = pd.DataFrame(PROBE.measure(subject, pairs, lambda done, total: None))
+    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
+    assert len(rows) == 4 * (1 + 2 * len(ARMS))
+    timed = rows[rows["arm"] != "compile"]
+    assert set(timed["arm"]) == set(ARMS)
+    assert (rows["seconds"] > 0).all()
+    request = request_of(pairs[0].base)
+    whole = (*request.opening, *PROBE.chunk_ids(subject, "random", 64), *request.task)
+    one = timed[(timed["pair"] == 0) & (timed["length"] == 64)].set_index("arm")
+    assert one.loc["full_prefill", "flops"] == prefill(subject, whole).receipt.flops
+    effects = {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
+    shares = [effects[f"splice_{length}.flop_share"].estimate for length in (32, 64, 128)]
+    assert 1 > shares[0] > shares[1] > shares[2] > 0
+    assert effects["splice_seam_8_64.flop_share"].estimate > shares[1]
+    assert 0.9 < effects["splice.flop_exponent"].estimate < 1.1
+    assert effects["full_prefill.flop_exponent"].estimate > effects["splice.flop_exponent"].high
+    panels = [Panel("llama", effects, rows, {"splice_64.speedup": 3.0}, "Llama"), Panel("other", note="not measured")]
+    assert len(PROBE.plot(panels).axes) == 4
+
+
+def test_eager_models_leave_out_what_would_not_fit() -> None:
+    heads = worded("gemma2").config.num_attention_heads
+    probe = ComposeLatency(
+        ComposeLatency.Parameters(lengths=(32, 64), text_length=32, repeats=1, score_bytes=8 * heads * 40**2)
+    )
+    rows = probe.measure(worded("gemma2"), pairs_of(1), lambda done, total: None)
+    assert {row["length"] for row in rows} == {32}
+    assert all(probe.fits(worded("llama"), length) for length in (64, 10**6))
+
+
+def made_rows(splice: float, full: float, alone: float = 0.01) -> pd.DataFrame:
+    """Rows of two pairs with seconds `alone + 1e-6 * length ** power`; in two passes three times `alone`."""
+    rows = []
+    for length in (512, 1024, 2048, 4096):
+        common = {"length": length, "text": "random", "flops": 1, "noise_floor": 0.0, "runs": 1}
+        rows.append({**common, "pair": 0, "arm": "compile", "seconds": 6.0, "save_seconds": 2.0, "bytes": 10 * length})
+        for pair in range(2):
+            powers = {"full_prefill": full, "splice": splice, "splice_from_disk": splice}
+            for arm, power in {**powers, "without_chunk": None, "two_pieces": None}.items():
+                passes = 1 if arm in ("full_prefill", "without_chunk") else 3
+                seconds = passes * alone + (0 if power is None else 1e-6 * length**power * (1 + 0.01 * pair))
+                rows.append({**common, "pair": pair, "arm": arm, "seconds": seconds})
+    return pd.DataFrame(rows).assign(skeleton=lambda table: table["pair"])
+
+
+def test_exponents_are_those_of_what_the_chunk_adds() -> None:
+    rows = made_rows(1.0, 1.7)
+    effects = {effect.name: effect for effect in latency_effects(rows, StatisticsConfig())}
+    assert effects["splice.exponent"].estimate == pytest.approx(1.0)
+    assert effects["full_prefill.exponent"].estimate == pytest.approx(1.7)
+    assert effects["full_over_splice.exponent"].estimate == pytest.approx(0.7)
+    assert effects["splice.exponent_raw"].estimate < 0.3
+    assert (effects["splice.exponent_long"].n, effects["splice.exponent"].n) == (4, 8)
+    assert effects["splice.exponent_long"].estimate == pytest.approx(1.0)
+    full, stored = (
+        rows[(rows["arm"] == arm) & (rows["length"] == 512)]["seconds"].mean() for arm in ("full_prefill", "splice")
+    )
+    assert effects["splice_512.speedup"].estimate == pytest.approx(full / stored, rel=1e-3)
+    assert effects["pays_off_512.uses"].estimate == pytest.approx(8 / (full - stored), rel=1e-3)
+    assert effects["storage_512.bytes"].estimate == 5120
+    never = {effect.name for effect in latency_effects(made_rows(1.7, 1.7), StatisticsConfig())}
+    assert "splice.exponent" in never
+    assert not any(name.startswith("pays_off") for name in never)
+    assert "splice.exponent" not in {e.name for e in latency_effects(made_rows(1, 2, alone=1e20), StatisticsConfig())}
+
+
+@given(power=st.floats(0.2, 3), noise=st.floats(0, 0.3), seed=st.integers(0, 999))
+def test_growth_against_numpy(power: float, noise: float, seed: int) -> None:
+    sizes = np.array([1.0, 2, 4, 8, 16, 32])
+    costs = 3 * sizes**power * np.exp(noise * np.random.Generator(np.random.PCG64(seed)).normal(size=6))
+    effect = growth_exponent("x.exponent", sizes, costs, statistics=StatisticsConfig())
+    (slope, _), covariance = np.polyfit(np.log(sizes), np.log(costs), 1, cov=True)
+    assert effect.estimate == pytest.approx(slope)
+    # numpy's covariance and Student's 97.5% point of 4 degrees of freedom.
+    assert effect.high - effect.low == pytest.approx(2 * 2.776445 * np.sqrt(covariance[0, 0]), abs=1e-6)
+
+
+def test_growth_covers() -> None:
+    generator, hits = np.random.Generator(np.random.PCG64(0)), 0
+    sizes = np.repeat([1.0, 2, 4, 8, 16], 3)
+    for _ in range(400):
+        costs = sizes**1.1 * np.exp(0.2 * generator.normal(size=15))
+        effect = growth_exponent("x.exponent", sizes, costs, statistics=StatisticsConfig())
+        hits += effect.low <= 1.1 <= effect.high
+    assert 0.92 < hits / 400 < 0.98
+    with pytest.raises(ValueError, match="two sizes"):
+        growth_exponent("x.exponent", [1, 1, 1], [1, 2, 3], statistics=StatisticsConfig())
+
+
+def test_the_seam_arm_runs_its_seam() -> None:
+    subject = worded("qwen3")
+    request, ids = Request((5, 6, 7), (8, 9)), PROBE.chunk_ids(subject, "random", 30)
+    chunk = precompile(subject, ids, "neutral")
+    before = prefill(subject, request.opening).cache
+    placed = make_scheme("splice", seam=8).place(subject, before, chunk)
+    assert placed.computed == tuple(range(3, 11))
