@@ -271,7 +271,7 @@ def _composed(subject: Subject, request: Request, scheme: ReuseScheme | None, ch
 def _prefill_flops(subject: Subject, tokens: int) -> int:
     places = torch.arange(tokens)
     plan = plan_masks(subject, places, places, torch.ones(tokens, tokens, dtype=torch.bool).tril())
-    return flops(subject, tokens, tokens, plan.attended)
+    return flops(subject, tokens, plan.attended, tokens)
 
 
 def _forget(path: Path) -> None:

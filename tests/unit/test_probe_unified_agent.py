@@ -1,0 +1,154 @@
+"""The unified agent's probe: rows against plain Hugging Face, the gate, and the summary."""
+
+from __future__ import annotations
+
+import itertools
+
+import pandas as pd
+import pytest
+from agent_pairs import agent_pairs
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import cohen_kappa_score
+from worded_models import plain_logits, worded
+
+from kvprobe.agents.conversation import FIELD, RULE
+from kvprobe.errors import ConfigError
+from kvprobe.probes.agent_cases import CELLS, agent_case, auto_cases
+from kvprobe.probes.unified_agent import BASELINES, UnifiedAgent, cohen_kappa
+from kvprobe.report.reference import paper_values
+from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.tasks.pairs import align
+
+EXACT = 1e-6
+
+
+def test_the_gate_reads_the_worst_of_all_four_combinations() -> None:
+    subject, (pair,) = worded("qwen3"), agent_pairs(1, seed=2)
+    case = agent_case(subject, pair)
+    margins = {}
+    for rule, value in CELLS:
+        state = {RULE: rule, FIELD: value}
+        right = case.conversation.right(state)
+        ids = case.conversation.prompt(state, (right, 1 - right) if rule else ())
+        logits = plain_logits(subject.model, ids)
+        margins[rule, value] = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+    assert case.common["m_base"] == pytest.approx(max(margins[0, 0], margins[1, 1]), abs=EXACT)
+    assert case.common["m_donor"] == pytest.approx(min(margins[0, 1], margins[1, 0]), abs=EXACT)
+    assert case.common["noise_floor"] < EXACT
+
+
+def test_auto_learns_from_one_edit_of_each_variable() -> None:
+    cases = auto_cases(agent_case(worded("llama"), agent_pairs(1)[0]))
+    rule, state = cases
+    assert len(cases) == 2
+    # The rule stands before the state.
+    assert rule.signals["distance"] > state.signals["distance"]
+    assert set(rule.agrees) == {"stale", "field_only", "selective_4", "erratum"}
+
+
+def test_rows_compare_every_agent_with_prefills_of_its_own_tokens_and_of_the_truth() -> None:
+    subject, pairs = worded("qwen3"), agent_pairs(3, turns=3)
+    probe = UnifiedAgent(UnifiedAgent.Parameters(edits=("auto", "full_downstream")))
+    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
+    assert len(rows) == 3 * 3 * (len(BASELINES) + 2)
+    by_agent = rows.groupby("agent")
+    exact = by_agent["own_error"].max()
+    assert exact[["reprefill", "prefix_caching", "prefix_caching_hoist"]].max() < EXACT
+    assert exact[["unified_full_downstream", "cacheblend"]].min() > EXACT
+    assert by_agent["truth_error"].max()[["reprefill", "prefix_caching"]].max() < EXACT
+    same = rows[rows["agent"].isin(["reprefill", "prefix_caching"])].pivot(index=["pair", "turn"], columns="agent")
+    assert (same["answer"]["reprefill"] == same["answer"]["prefix_caching"]).all()
+    tokens = rows.pivot_table(index=["pair", "turn"], columns="agent", values="tokens")
+    assert (
+        tokens["reprefill"] == rows[rows["agent"] == "reprefill"].set_index(["pair", "turn"])["prompt_tokens"]
+    ).all()
+    assert (tokens["unified_full_downstream"] < tokens["reprefill"]).all()
+    compiled = rows.groupby("agent")["compile_tokens"].min()
+    assert (compiled[["unified_auto", "unified_full_downstream", "cacheblend"]] > 0).all()
+    assert not compiled[["reprefill", "prefix_caching", "prefix_caching_hoist"]].any()
+    chosen = rows[(rows["agent"] == "unified_auto") & ~rows["changed"].isin(["first", "none"])]["method"]
+    assert (chosen.str.len() > 0).all()
+    labelled = rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    effects = {e.name: e for e in probe.summarise(labelled, StatisticsConfig())}
+    totals = rows.groupby("agent")["tokens"].sum()
+    ratio = totals["unified_full_downstream"] / totals["reprefill"]
+    assert effects["unified_full_downstream.token_ratio"].estimate == pytest.approx(ratio)
+    assert effects["reprefill.token_ratio"].estimate == 1.0
+    later = rows[rows["turn"] > 0].groupby("agent")["tokens"].sum()
+    expected = later["unified_full_downstream"] / later["prefix_caching"]
+    found = effects["unified_full_downstream.later.token_ratio_to_prefix_caching"].estimate
+    assert found == pytest.approx(expected)
+
+
+def test_pairs_of_another_task_are_refused() -> None:
+    pair = next(iter(GatedDecision(size=1).prompt_pairs()))
+    with pytest.raises(ConfigError, match="agent_turns"):
+        UnifiedAgent().measure(worded("qwen3"), [align(pair, worded("qwen3").tokenizer)], lambda done, total: None)
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=30))
+def test_kappa_is_that_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    if len({*first, *second}) == 1:
+        assert cohen_kappa(first, second) == 0
+    else:
+        assert cohen_kappa(first, second) == pytest.approx(cohen_kappa_score(first, second))
+
+
+def made_rows(right: int) -> pd.DataFrame:
+    """Ten conversations of three turns; `unified_erratum` is right in so many of them."""
+    rows = []
+    for pair, turn in itertools.product(range(10), range(3)):
+        for agent in ("reprefill", "prefix_caching", "unified_erratum"):
+            correct = agent != "unified_erratum" or pair < right
+            ought = (pair + turn) % 2
+            answer = ought if correct else 1 - ought
+            rows.append(
+                {
+                    "pair": pair,
+                    "skeleton": f"s{pair}",
+                    "agent": agent,
+                    "turn": turn,
+                    "changed": ("first", "field", "rule")[turn],
+                    "answer": answer,
+                    "correct": correct,
+                    "own_answer": answer,
+                    "own_error": 0.0,
+                    "truth_answer": ought,
+                    "truth_error": 1.0,
+                    "tokens": {"reprefill": 100, "prefix_caching": 50, "unified_erratum": 20}[agent],
+                    "flops": 10,
+                    "seconds": 2.0 if agent == "reprefill" else 1.0,
+                    "compile_tokens": 40 if agent == "unified_erratum" else 0,
+                    "noise_floor": 0.0,
+                    "baseline_majority": 0.5,
+                    "baseline_first_option": 0.5,
+                    "baseline_same": 0.0,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+@given(right=st.integers(0, 10))
+def test_summary_finds_what_was_put_in(right: int) -> None:
+    effects: dict[str, Effect] = {e.name: e for e in UnifiedAgent().summarise(made_rows(right), StatisticsConfig())}
+    assert effects["unified_erratum.truth.agreement"].estimate == pytest.approx(right / 10)
+    assert effects["unified_erratum.rule.correct_rate"].estimate == pytest.approx(right / 10)
+    assert effects["unified_erratum.own.agreement"].estimate == 1.0
+    assert effects["unified_erratum.truth.kappa"].estimate == pytest.approx(2 * right / 10 - 1)
+    assert effects["unified_erratum.later.token_ratio_to_prefix_caching"].estimate == pytest.approx(0.4)
+    assert effects["unified_erratum.with_compiling.token_ratio"].estimate == pytest.approx((60 + 40) / 300)
+    assert effects["unified_erratum.speed_up"].estimate == pytest.approx(2.0)
+    assert "reprefill.with_compiling.token_ratio" not in effects
+
+
+def test_the_paper_has_the_values_that_the_probe_names() -> None:
+    known = paper_values(UnifiedAgent.paper, "Qwen3-8B")
+    assert known == {
+        "unified_full_downstream.correct_rate": 0.357,
+        "reprefill.correct_rate": 0.367,
+        "unified_full_downstream.truth.agreement": 0.93,
+        "unified_full_downstream.speed_up": 2.97,
+    }
