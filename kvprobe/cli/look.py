@@ -47,6 +47,8 @@ class Kind(StrEnum):
     EDITS = "edits"
     SELECTIONS = "selections"
     WEIGHT_EDITS = "weight-edits"
+    REUSE_SCHEMES = "reuse-schemes"
+    AGENTS = "agents"
     EXPERIMENTS = "experiments"
     CLAIMS = "claims"
 
@@ -241,6 +243,8 @@ _DESCRIBE: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.EDITS: _registered("kvprobe.edit.base", "EDIT_METHODS"),
     Kind.SELECTIONS: _registered("kvprobe.edit.selection", "SELECTIONS"),
     Kind.WEIGHT_EDITS: _registered("kvprobe.baselines.base", "WEIGHT_EDITS"),
+    Kind.REUSE_SCHEMES: _registered("kvprobe.compose.base", "REUSE_SCHEMES"),
+    Kind.AGENTS: _registered("kvprobe.agents.base", "AGENTS"),
     Kind.EXPERIMENTS: _experiments,
     Kind.CLAIMS: _claims,
 }

@@ -45,13 +45,13 @@ from kvprobe.probes.crossfit import folds
 from kvprobe.stats import (
     Effect,
     StatisticsConfig,
-    bootstrapped,
     maximum,
     mean,
     mean_of_ratios,
     proportion,
     ratio_of_sums,
 )
+from kvprobe.stats.kappa import cohen_kappa
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
@@ -223,14 +223,6 @@ def _majority(cases: Sequence[AgentCase]) -> list[float]:
     return [float(share) for share in shares]
 
 
-def cohen_kappa(first: Sequence[int], second: Sequence[int]) -> float:
-    """Agreement of two series of 0 and 1 beyond chance; 0 when both always say the same."""
-    one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    observed = float((one == other).mean())
-    chance = float(one.mean() * other.mean() + (1 - one.mean()) * (1 - other.mean()))
-    return (observed - chance) / (1 - chance) if chance < 1 else 0.0
-
-
 def _decision_effects(agent: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
     clusters = rows[statistics.cluster]
     right = rows["correct"].astype(float)
@@ -243,13 +235,9 @@ def _decision_effects(agent: str, rows: pd.DataFrame, statistics: StatisticsConf
         yield proportion(f"{agent}.{against}.agreement", agrees, clusters=clusters, statistics=statistics)
         yield maximum(f"{agent}.{against}.margin_error", rows[f"{against}_error"], clusters=clusters)
         if len({*rows["answer"]}) > 1 and len({*rows[f"{against}_answer"]}) > 1:
-            yield bootstrapped(
-                f"{agent}.{against}.kappa",
-                rows,
-                lambda table, column=f"{against}_answer": cohen_kappa(table["answer"], table[column]),  # type: ignore[misc]
-                clusters=clusters,
-                statistics=statistics,
-                unit="kappa",
+            theirs = rows[f"{against}_answer"]
+            yield cohen_kappa(
+                f"{agent}.{against}.kappa", rows["answer"], theirs, clusters=clusters, statistics=statistics
             )
 
 

@@ -9,13 +9,12 @@ import pytest
 from agent_pairs import agent_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import cohen_kappa_score
 from worded_models import plain_logits, worded
 
 from kvprobe.agents.conversation import FIELD, RULE
 from kvprobe.errors import ConfigError
 from kvprobe.probes.agent_cases import CELLS, agent_case, auto_cases
-from kvprobe.probes.unified_agent import BASELINES, UnifiedAgent, cohen_kappa
+from kvprobe.probes.unified_agent import BASELINES, UnifiedAgent
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
@@ -86,15 +85,6 @@ def test_pairs_of_another_task_are_refused() -> None:
     pair = next(iter(GatedDecision(size=1).prompt_pairs()))
     with pytest.raises(ConfigError, match="agent_turns"):
         UnifiedAgent().measure(worded("qwen3"), [align(pair, worded("qwen3").tokenizer)], lambda done, total: None)
-
-
-@given(pairs=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=30))
-def test_kappa_is_that_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
-    first, second = zip(*pairs, strict=True)
-    if len({*first, *second}) == 1:
-        assert cohen_kappa(first, second) == 0
-    else:
-        assert cohen_kappa(first, second) == pytest.approx(cohen_kappa_score(first, second))
 
 
 def made_rows(right: int) -> pd.DataFrame:
