@@ -17,7 +17,8 @@ arms that run the whole chunk are not warmed up and run only `long_repeats` time
     arm_L.speedup, .seconds, .flop_share   at a chunk of L tokens; against full_prefill of the same prompt
     arm_text_L.speedup                     the same for plain text
     arm.exponent       growth with its length of what the chunk adds (seconds less those without it, in as many passes)
-    arm.exponent_long  the same over chunks of `asymptote_from` tokens and more, where fixed costs of moving weigh less
+    arm.exponent_long  the same over chunks of `asymptote_from` tokens and more, where fixed costs of moving weigh less;
+                       for splice up to 32k, of chunks that repeat the longest one's entries (`splice_repeated_L`)
     arm.exponent_raw   growth of the whole time, overhead included
     arm.flop_exponent  growth of what the chunk adds to the FLOPs
     full_over_splice.exponent   by how much full_prefill's exponent is larger
@@ -43,12 +44,20 @@ from pydantic import Field
 from kvprobe.compose.base import ReuseScheme, make_scheme
 from kvprobe.compose.chunk import Chunk, Header, beginning_of_text, precompile
 from kvprobe.compose.library import SkillLibrary
+from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import clock, empty_cache, flops, forward, logits_of
 from kvprobe.engine.masks import plan_masks
 from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
-from kvprobe.probes.compose_latency_effects import COMPILE, OVERHEAD, REFERENCE, TWO_PIECES, latency_effects
+from kvprobe.probes.compose_latency_effects import (
+    COMPILE,
+    OVERHEAD,
+    REFERENCE,
+    REPEATED,
+    TWO_PIECES,
+    latency_effects,
+)
 from kvprobe.probes.unedited import read_unedited
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import TokenizedContext, encode_segment
@@ -114,13 +123,16 @@ class ComposeLatency(Probe):
         lengths: tuple[Annotated[int, Field(ge=16)], ...] = Field(
             (512, 1024, 2048, 4096, 8192), min_length=2, description="tokens of the chunks of random tokens"
         )
+        repeated_lengths: tuple[Annotated[int, Field(ge=16)], ...] = Field(
+            (16384, 32768), description="tokens of chunks made of the longest one's entries over and over, to be moved"
+        )
         text_length: int = Field(2048, ge=16, description="tokens of the chunk of plain text")
         seam: int = Field(8, ge=1, description="first tokens of the chunk that the seam arm runs")
         share: float = Field(0.15, gt=0, le=1, description="of the chunk's tokens that the CacheBlend arm recomputes")
-        repeats: int = Field(5, ge=1, description="timed runs of each arm")
+        repeats: int = Field(9, ge=1, description="timed runs of each arm")
         long_from: int = Field(4096, ge=16, description="tokens from which on long arms are run less often")
         long_repeats: int = Field(1, ge=1, description="timed runs of arms that run the whole chunk, from there on")
-        asymptote_from: int = Field(2048, ge=16, description="shortest chunk that the long exponents are fitted over")
+        asymptote_from: int = Field(4096, ge=16, description="shortest chunk that the long exponents are fitted over")
         score_bytes: int = Field(2**27, ge=1, description="most bytes of one layer's scores under eager attention")
         seed: int = Field(0, ge=0, description="of the random tokens")
 
@@ -135,6 +147,7 @@ class ComposeLatency(Probe):
         requests = [request_of(pair.base) for pair in pairs]
         sizes = [*(("random", length) for length in own.lengths), ("text", own.text_length)]
         sizes = [(text, length) for text, length in sizes if self.fits(subject, length)]
+        longest: Chunk | None = None
         for done, (text, length) in enumerate(sizes):
             with tempfile.TemporaryDirectory() as folder:
                 prepared = _prepare(subject, self.chunk_ids(subject, text, length), Path(folder))
@@ -143,7 +156,22 @@ class ComposeLatency(Probe):
                 for index, request in enumerate(requests):
                     rows += [{**shared[index], **about, **row} for row in self._timed(subject, request, prepared)]
                     progress(done * len(pairs) + index + 1, len(sizes) * len(pairs))
+            if text == "random" and (longest is None or length > len(longest)):
+                longest = prepared.chunk
+        if longest is not None:
+            rows += self._moved(subject, requests, shared, longest)
         return rows
+
+    def _moved(
+        self, subject: Subject, requests: Sequence[Request], shared: Sequence[Row], longest: Chunk
+    ) -> Iterator[Row]:
+        """Splicing of chunks too long to prefill here; how long moving takes does not depend on what is moved."""
+        for length in self.parameters.repeated_lengths:
+            chunk = repeated(longest, length)
+            for index, request in enumerate(requests):
+                arms = _moving_arms(subject, request, chunk)
+                for row in self._in_turn(subject, arms, length):
+                    yield {**shared[index], "text": REPEATED, "length": length, **row}
 
     def arms(self, subject: Subject, request: Request, prepared: Prepared) -> dict[str, Run]:
         """Every arm by name, as a function that runs it once."""
@@ -152,35 +180,42 @@ class ComposeLatency(Probe):
         composed = partial(_composed, subject, request)
         return {
             REFERENCE: partial(_plain, subject, whole),
-            "splice": lambda: composed(splice, prepared.chunk),
+            **_moving_arms(subject, request, prepared.chunk),
             "splice_from_disk": lambda: composed(splice, prepared.library.load(subject, SKILL)),
             f"splice_seam_{own.seam}": lambda: composed(make_scheme("splice", seam=own.seam), prepared.chunk),
             f"cacheblend_{round(100 * own.share)}": lambda: composed(
                 make_scheme("cacheblend", share=own.share), prepared.chunk
             ),
             OVERHEAD: partial(_plain, subject, (*request.opening, *request.task)),
-            TWO_PIECES: lambda: composed(None, prepared.chunk),
         }
 
     def _timed(self, subject: Subject, request: Request, prepared: Prepared) -> Iterator[Row]:
-        own, arms = self.parameters, self.arms(subject, request, prepared)
+        arms = self.arms(subject, request, prepared)
+        around = len(request.opening) + len(request.task)
+        uncounted = {REFERENCE: around + len(prepared.chunk), OVERHEAD: around}
+        for row in self._in_turn(subject, arms, len(prepared.chunk), prepared.library.path(SKILL)):
+            tokens = uncounted.get(row["arm"])
+            yield row if tokens is None else {**row, "flops": _prefill_flops(subject, tokens)}
+
+    def _in_turn(
+        self, subject: Subject, arms: Mapping[str, Run], length: int, stored: Path | None = None
+    ) -> Iterator[Row]:
+        """Median seconds of every arm, run one after the other again and again."""
+        own = self.parameters
         costly = {name for name in arms if name == REFERENCE or name.startswith("cacheblend")}
-        is_long = len(prepared.chunk) >= own.long_from
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         work: dict[str, int] = {}
         for number in range(own.repeats + 1):
             for name, run in arms.items():
-                if is_long and name in costly and not 1 <= number <= own.long_repeats:
+                if length >= own.long_from and name in costly and not 1 <= number <= own.long_repeats:
                     continue
-                if name == "splice_from_disk":
-                    _forget(prepared.library.path(SKILL))
+                if name == "splice_from_disk" and stored is not None:
+                    _forget(stored)
                 started = clock(subject)
                 work[name] = run()[1]
                 elapsed = clock(subject) - started
                 if number:
                     seconds[name].append(elapsed)
-        work[REFERENCE] = _prefill_flops(subject, len(request.opening) + len(prepared.chunk) + len(request.task))
-        work[OVERHEAD] = _prefill_flops(subject, len(request.opening) + len(request.task))
         for name in arms:
             yield {"arm": name, "seconds": median(seconds[name]), "runs": len(seconds[name]), "flops": work[name]}
 
@@ -227,6 +262,23 @@ def request_of(prompt: TokenizedContext) -> Request:
     if missing:
         raise ConfigError(f"Composing latency needs prompts with a segment {missing[0]!r}: use task gated_decision.")
     return Request(prompt.token_ids[: prompt.spans["system"].end], prompt.token_ids[prompt.spans["task"].start :])
+
+
+def repeated(chunk: Chunk, length: int) -> Chunk:
+    """`length` tokens of a chunk over and over, its entries at positions one after the other."""
+    times = -(-length // len(chunk))
+    places = torch.arange(length)
+
+    def over(tensor: Tensor) -> Tensor:
+        return tensor.repeat(1, 1, times, 1)[:, :, :length].contiguous()
+
+    layers = [(over(layer.keys), over(layer.values)) for layer in chunk.cache.layers]
+    return Chunk((chunk.token_ids * times)[:length], KVCache.computed(layers, places), chunk.header)
+
+
+def _moving_arms(subject: Subject, request: Request, chunk: Chunk) -> dict[str, Run]:
+    composed, splice = partial(_composed, subject, request), make_scheme("splice")
+    return {"splice": lambda: composed(splice, chunk), TWO_PIECES: lambda: composed(None, chunk)}
 
 
 def _prepare(subject: Subject, ids: Sequence[int], folder: Path) -> Prepared:

@@ -10,6 +10,8 @@ from kvprobe.stats import Effect, StatisticsConfig, maximum, mean
 from kvprobe.stats.growth import growth_exponent
 
 REFERENCE, OVERHEAD, TWO_PIECES, COMPILE = "full_prefill", "without_chunk", "two_pieces", "compile"
+REPEATED = "repeated"
+"""Text of a chunk that repeats the entries of another, and has no full prefill to be compared with."""
 GROWING = (REFERENCE, "splice", "splice_from_disk")
 _KEY = ["pair", "text", "length"]
 
@@ -32,7 +34,7 @@ def latency_effects(rows: pd.DataFrame, statistics: StatisticsConfig, long_lengt
     )
     effects = [
         *_by_length(timed, statistics),
-        *_exponents(timed[timed["text"] == "random"], statistics, long_lengths),
+        *_exponents(timed[timed["text"] != "text"], statistics, long_lengths),
         *_preparing(timed[timed["text"] == "random"], compiled[compiled["text"] == "random"], statistics),
     ]
     once = rows.groupby("pair").first()
@@ -43,8 +45,8 @@ def latency_effects(rows: pd.DataFrame, statistics: StatisticsConfig, long_lengt
 def _by_length(timed: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
     for (text, arm, length), part in timed.groupby(["text", "arm", "length"], sort=False):
         clusters = part[statistics.cluster]
-        name = f"{arm}_{length}" if text == "random" else f"{arm}_text_{length}"
-        if arm != REFERENCE:
+        name = f"{arm}_{length}" if text == "random" else f"{arm}_{text}_{length}"
+        if arm != REFERENCE and text != REPEATED:
             yield mean(f"{name}.speedup", part["speedup"], clusters=clusters, statistics=statistics, unit="x")
             yield mean(f"{name}.flop_share", part["flop_share"], clusters=clusters, statistics=statistics)
         yield mean(f"{name}.seconds", part["seconds"], clusters=clusters, statistics=statistics, unit="s")
@@ -52,17 +54,19 @@ def _by_length(timed: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Ef
 
 def _exponents(timed: pd.DataFrame, statistics: StatisticsConfig, long_lengths: int) -> Iterator[Effect]:
     for arm in GROWING:
-        part = timed[timed["arm"] == arm]
+        of_arm = timed[timed["arm"] == arm]
+        part = of_arm[of_arm["text"] != REPEATED]
         for name, column in (
             ("exponent", "added_seconds"),
             ("exponent_raw", "seconds"),
             ("flop_exponent", "added_flops"),
         ):
             yield from _exponent(f"{arm}.{name}", part["length"], part[column], statistics)
-        long = part[part["length"] >= long_lengths]
+        long = of_arm[of_arm["length"] >= long_lengths]
         yield from _exponent(f"{arm}.exponent_long", long["length"], long["added_seconds"], statistics)
     key = ["pair", "length"]
-    full, splice = (timed[timed["arm"] == arm].set_index(key)["added_seconds"] for arm in (REFERENCE, "splice"))
+    random = timed[timed["text"] != REPEATED]
+    full, splice = (random[random["arm"] == arm].set_index(key)["added_seconds"] for arm in (REFERENCE, "splice"))
     both = (full > 0) & (splice > 0)
     ratio = (full[both] / splice[both]).rename("ratio").reset_index()
     yield from _exponent("full_over_splice.exponent", ratio["length"], ratio["ratio"], statistics)

@@ -14,9 +14,10 @@ from kvprobe.compose.base import make_scheme
 from kvprobe.compose.chunk import precompile
 from kvprobe.compose.library import SkillLibrary
 from kvprobe.engine.forward import prefill
+from kvprobe.engine.operations import reposition
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import Panel
-from kvprobe.probes.compose_latency import SKILL, ComposeLatency, Prepared, Request, request_of
+from kvprobe.probes.compose_latency import SKILL, ComposeLatency, Prepared, Request, repeated, request_of
 from kvprobe.probes.compose_latency_effects import latency_effects
 from kvprobe.stats import StatisticsConfig
 from kvprobe.stats.growth import growth_exponent
@@ -25,7 +26,16 @@ from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 
 ARMS = ("full_prefill", "splice", "splice_from_disk", "splice_seam_8", "cacheblend_15", "without_chunk", "two_pieces")
-PROBE = ComposeLatency(ComposeLatency.Parameters(lengths=(32, 64, 128), text_length=48, repeats=1, long_from=128))
+PROBE = ComposeLatency(
+    ComposeLatency.Parameters(
+        lengths=(32, 64, 128),
+        repeated_lengths=(200, 300),
+        text_length=48,
+        repeats=1,
+        long_from=128,
+        asymptote_from=128,
+    )
+)
 
 
 def pairs_of(size: int) -> list[Pair]:
@@ -74,12 +84,25 @@ def test_chunks_have_their_length_and_no_special_token() -> None:
     assert TOKENIZER.decode(text[:30]).startswith("-")
 
 
+def test_a_repeated_chunk_is_moved_like_the_one_it_repeats() -> None:
+    subject = worded("llama")
+    chunk = precompile(subject, PROBE.chunk_ids(subject, "random", 10), "none")
+    long = repeated(chunk, 25)
+    assert len(long) == 25
+    moved, _ = reposition(subject, long.cache, 40)
+    there, _ = reposition(subject, chunk.cache, 40)
+    assert moved.positions.tolist() == [*range(40, 65)]
+    for ours, theirs in zip(moved.layers, there.layers, strict=True):
+        assert torch.equal(ours.values[:, :, 20:], theirs.values[:, :, :5])
+        assert torch.equal(ours.keys[:, :, 10:20], theirs.keys)
+
+
 def test_rows_effects_and_figure() -> None:
     subject, pairs = worded("llama"), pairs_of(2)
     rows = pd.DataFrame(PROBE.measure(subject, pairs, lambda done, total: None))
     rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
-    assert len(rows) == 4 * (1 + 2 * len(ARMS))
-    timed = rows[rows["arm"] != "compile"]
+    assert len(rows) == 4 * (1 + 2 * len(ARMS)) + 2 * 2 * 2
+    timed = rows[(rows["arm"] != "compile") & (rows["text"] != "repeated")]
     assert set(timed["arm"]) == set(ARMS)
     assert (rows["seconds"] > 0).all()
     request = request_of(pairs[0].base)
@@ -92,6 +115,10 @@ def test_rows_effects_and_figure() -> None:
     assert effects["splice_seam_8_64.flop_share"].estimate > shares[1]
     assert 0.9 < effects["splice.flop_exponent"].estimate < 1.1
     assert effects["full_prefill.flop_exponent"].estimate > effects["splice.flop_exponent"].high
+    long = effects["splice.exponent_long"]
+    assert long.n + long.excluded == 6
+    assert effects["splice_repeated_300.seconds"].estimate > 0
+    assert "splice_repeated_300.speedup" not in effects
     panels = [Panel("llama", effects, rows, {"splice_64.speedup": 3.0}, "Llama"), Panel("other", note="not measured")]
     assert len(PROBE.plot(panels).axes) == 4
 
@@ -99,7 +126,9 @@ def test_rows_effects_and_figure() -> None:
 def test_eager_models_leave_out_what_would_not_fit() -> None:
     heads = worded("gemma2").config.num_attention_heads
     probe = ComposeLatency(
-        ComposeLatency.Parameters(lengths=(32, 64), text_length=32, repeats=1, score_bytes=8 * heads * 40**2)
+        ComposeLatency.Parameters(
+            lengths=(32, 64), repeated_lengths=(), text_length=32, repeats=1, score_bytes=8 * heads * 40**2
+        )
     )
     rows = probe.measure(worded("gemma2"), pairs_of(1), lambda done, total: None)
     assert {row["length"] for row in rows} == {32}
