@@ -97,7 +97,7 @@ def _shift_axis(axes: Axes, panel: Panel) -> None:
     shifts = sizes_of(panel, "moved", "kl")
     axes.set_xticks(range(len(shifts)), [f"{shift:,}" for shift in shifts])
     axes.set_xlim(-0.4, len(shifts) - 0.6)
-    axes.set_xlabel("positions moved, beside the text before the image")
+    axes.set_xlabel("further positions moved")
 
 
 def _decades(axes: Axes, panel: Panel) -> None:

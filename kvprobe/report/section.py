@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvprobe.probes.base import Panel
 from kvprobe.report.figures import COLORS, save_figure, styled
 from kvprobe.report.models import color_of
 from kvprobe.report.section_tables import count_markdown, verdict_markdown
@@ -31,6 +32,8 @@ _PAGE = 0.8
 """Width over height that the figure comes near to, as a page has it."""
 _TITLE, _TITLE_FITS = 10, 36
 """Size of a title, and how many characters of it fit above one axes; longer ones are set smaller."""
+_KEY_MARK, _KEY_LETTER = 0.65, 0.09
+"""Width in the key of a mark with the gaps around it, and of a letter, in inches."""
 _SIZES = {
     "font.size": 10,
     "axes.titlesize": _TITLE,
@@ -95,13 +98,14 @@ def draw_section(section: SectionResult, failures: list[Failure]) -> tuple[Figur
         return None, []
     columns = math.ceil(math.sqrt(_PAGE * len(shown) * _PANEL[1] / _PANEL[0]))
     rows = -(-len(shown) // columns)
+    models = list(dict.fromkeys(model for result in shown for model in result.models))
     caption = []
     with styled(), rc_context(_SIZES):
         figure = Figure(figsize=(columns * _PANEL[0], rows * _PANEL[1] + 0.7), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for result, letter, axes in zip(shown, letters(), grid, strict=False):
             try:
-                _draw(axes, result)
+                _draw(axes, result, models)
             except Exception as error:
                 failures.append(failure_of(result.config.name, error))
                 axes.clear()
@@ -109,7 +113,7 @@ def draw_section(section: SectionResult, failures: list[Failure]) -> tuple[Figur
             caption.append(f"**{letter}**, {result.config.name}: {result.config.question} {sample_of(result)}")
         for axes in grid:
             axes.set_axis_off()
-        _add_key(figure, list(dict.fromkeys(short(model) for result in shown for model in result.models)))
+        _add_key(figure, [short(model) for model in models])
     return figure, caption
 
 
@@ -157,8 +161,10 @@ def section_markdown(section: SectionResult, folder: Path, caption: Sequence[str
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _draw(axes: Axes, result: RunResult) -> None:
-    drawn = panels(result)
+def _draw(axes: Axes, result: RunResult, models: Sequence[str]) -> None:
+    # Every axes gets all models of the figure, so that each has the same colour in all of them.
+    own = dict(zip(result.models, panels(result), strict=True))
+    drawn = [own.get(model, Panel(short(model))) for model in models]
     if not any(panel.effects for panel in drawn):
         axes.set_axis_off()
         why = "\n".join(f"{short(model.name)}: {model.status}" for model in result.models.values())
@@ -183,4 +189,6 @@ def _add_key(figure: Figure, models: Sequence[str]) -> None:
         Line2D([], [], marker="o", ms=6, lw=2, color=color_of(number), label=model)
         for number, model in enumerate(models)
     ]
-    figure.legend(handles=[*drawn, paper], loc="outside lower center", ncols=min(5, len(drawn) + 1))
+    widest = max(len(str(handle.get_label())) for handle in (*drawn, paper))
+    columns = int(figure.get_figwidth() / (_KEY_MARK + _KEY_LETTER * widest))
+    figure.legend(handles=[*drawn, paper], loc="outside lower center", ncols=max(1, min(columns, len(drawn) + 1)))
