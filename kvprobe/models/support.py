@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
 
-Status = Literal["exact", "adapter", "refused"]
+Status = Literal["exact", "adapter", "rounded", "partial", "refused"]
 
 OPERATIONS = ("edit", "recompute", "move and splice", "knockout")
 """The columns of the matrix; each is a law in `tests/models/support_laws.py`."""
@@ -15,6 +15,8 @@ OPERATIONS = ("edit", "recompute", "move and splice", "knockout")
 MEANING: dict[Status, str] = {
     "exact": "equal to a plain forward pass with nothing known of the architecture but its modules",
     "adapter": "equal to a plain forward pass, and without the architecture's adapter it is not",
+    "rounded": "equal to a plain forward pass but for the rounding of the stored cache",
+    "partial": "equal to a plain forward pass, by running again all but a small part, which alone is saved",
     "refused": "refused with an error that says why",
 }
 MATRIX = "support.json"
@@ -27,7 +29,7 @@ class Support:
     Attributes:
         architecture: `model_type`, with what matters in its configuration.
         cells: one status per operation, in the order of `OPERATIONS`.
-        reason: what the adapter does, or why it is refused.
+        reason: what the adapter does, why it is refused, how little is saved or how it is rounded.
     """
 
     architecture: str
@@ -47,4 +49,4 @@ def support_matrix() -> list[Support]:
         for name, row in measured.items()
     ]
     refused: tuple[Status, ...] = tuple("refused" for _ in OPERATIONS)
-    return rows + [Support(name, refused, reason) for name, reason in sorted(REFUSED.items())]
+    return rows + [Support(name, refused, REFUSED[name]) for name in sorted(set(REFUSED) - set(measured))]

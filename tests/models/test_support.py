@@ -5,22 +5,26 @@ After a change that is meant to change it: `PYTHONPATH=tests:tests/models python
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support_laws import LIMIT, SCALINGS, measured, move_and_splice, rows, status, taken_for_plain
+from support_laws import IN_BYTES, LIMIT, REASONS, SCALINGS, measured, move_and_splice, rounded, status, taken_for_plain
+from tiny_hybrids import tiny_hybrid
 from tiny_models import CONFIGS, tiny
 from typer.testing import CliRunner
 
 from kvprobe.cli.models import models_app
+from kvprobe.compose.hybrid import HybridChunk
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import ARCHITECTURES, architecture_of
+from kvprobe.models.architectures.hybrid import PARTIAL
 from kvprobe.models.architectures.refused import REFUSED
 from kvprobe.models.support import MEANING, OPERATIONS, support_matrix
 
 SHIPPED = {row.architecture: row for row in support_matrix()}
-MEASURED = {*ARCHITECTURES.names(), *SCALINGS}
+MEASURED = {*ARCHITECTURES.names(), *SCALINGS, *PARTIAL, IN_BYTES}
 
 
 def test_every_architecture_has_a_row_and_no_row_is_left_over() -> None:
@@ -34,14 +38,30 @@ def test_every_architecture_has_a_row_and_no_row_is_left_over() -> None:
 
 @pytest.mark.parametrize("name", sorted(MEASURED))
 def test_the_shipped_row_is_what_the_laws_show(name: str) -> None:
-    assert SHIPPED[name].cells == tuple(measured(rows()[name]))
+    assert SHIPPED[name].cells == tuple(measured(name))
+    assert SHIPPED[name].reason == REASONS.get(name, SHIPPED[name].reason)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_is_refused_as_a_whole_is_refused_by_name_and_reason(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"'{name}' is refused: it .*(recurrent)"):
         architecture_of(SimpleNamespace(model_type=name))
-    assert set(SHIPPED[name].cells) == {"refused"}
+    assert set(SHIPPED[name].cells) == ({"refused", "partial"} if name in PARTIAL else {"refused"})
+
+
+@pytest.mark.parametrize("name", sorted(PARTIAL))
+def test_what_is_partial_is_moving_alone_and_says_what_it_saves(name: str) -> None:
+    row = SHIPPED[name]
+    partial = [operation for operation, cell in zip(OPERATIONS, row.cells, strict=True) if cell == "partial"]
+    assert partial == ["move and splice"]
+    assert re.search(r"saves \d\.\d% of a prefill's weight FLOPs at most", row.reason)
+
+
+def test_a_part_that_is_not_right_is_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = tiny_hybrid("scans_first")
+    monkeypatch.setattr(HybridChunk, "moved_to", lambda self, subject, position: dict(self.layers))
+    with pytest.raises(AssertionError, match="move and splice of scans_first is off by"):
+        status(subject, "move and splice")
 
 
 def test_a_law_that_does_not_hold_is_not_written_down_as_support() -> None:
@@ -49,6 +69,12 @@ def test_a_law_that_does_not_hold_is_not_written_down_as_support() -> None:
     assert move_and_splice(subject) > LIMIT
     with pytest.raises(AssertionError, match="move and splice of deepseek_v2 is off by"):
         status(subject, "move and splice")
+
+
+def test_an_error_that_is_not_of_rounding_is_not_written_down() -> None:
+    subject = taken_for_plain(tiny("deepseek_v2", torch.float64))
+    with pytest.raises(AssertionError, match="with wider steps"):
+        rounded(subject, "move and splice")
 
 
 def test_windows_latents_and_pair_layouts_are_what_needs_an_adapter() -> None:

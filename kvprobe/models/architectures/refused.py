@@ -11,6 +11,7 @@ _HYBRID = (
     "splice each layer would have to be run again over the tokens that follow, so that all a moved cache of keys "
     "and values could save is their projection"
 )
+_PARTIAL = f"{_HYBRID}; kvprobe.compose.hybrid saves just that, and nothing else can be done"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"), _RECURRENT),
@@ -22,12 +23,12 @@ REFUSED: dict[str, str] = {
             "jamba",
             "minimax",
             "nemotron_h",
-            "qwen3_next",
             "recurrent_gemma",
             "zamba",
             "zamba2",
         ),
         _HYBRID,
     ),
+    "qwen3_next": _PARTIAL,
 }
 """Why, by `model_type`; the reason goes on from the name."""
