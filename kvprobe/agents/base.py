@@ -15,6 +15,7 @@ from kvprobe.compose.chunk import Chunk, precompile
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, clock, forward
 from kvprobe.engine.receipt import Receipt
+from kvprobe.errors import ConfigError
 from kvprobe.registry import Registry
 
 if TYPE_CHECKING:
@@ -93,18 +94,35 @@ class Agent(ABC):
     def take_turn(self, changes: Sequence[str] = ()) -> Reply:
         """Learn that `changes` have gone to their other values, and decide.
 
+        A turn that fails leaves the agent without a cache: its next turn begins anew, as the first did.
+
         Raises:
-            KeyError: there is no such variable.
+            ConfigError: there is no such variable, or a text in place of a list of names.
         """
+        unknown = [changes] if isinstance(changes, str) else [name for name in changes if name not in self.state]
+        if unknown:
+            raise ConfigError(
+                f"There is nothing called {unknown[0]!r} to change in this conversation; give a list of some of "
+                f"{', '.join(self.state)}."
+            )
         started = clock(self.subject)
+        before = dict(self.state)
         for name in changes:
             self.state[name] = 1 - self.state[name]
-        turned = self.turn(changes)
+        try:
+            turned = self.turn(changes)
+        except Exception:
+            self.state = before
+            self.forget()
+            raise
         seconds = clock(self.subject) - started
         first, second = (float(turned.logits[token]) for token in self.conversation.answers)
         answer = int(second > first)
         self.answers.append(answer)
         return Reply(turned.token_ids, turned.logits, answer, turned.receipt, seconds)
+
+    def forget(self) -> None:  # noqa: B027
+        """Drop the running cache; agents that keep one define it."""
 
     @abstractmethod
     def turn(self, changes: Sequence[str]) -> Turned:

@@ -47,6 +47,10 @@ class CacheBlendAgent(Agent):
         self._held = ids, result.cache
         return Turned(ids, result.logits, receipt + result.receipt)
 
+    def forget(self) -> None:
+        """Compose anew in the next turn."""
+        self._held = None
+
     def _blended(self, held: Ids, cache: KVCache, ids: Ids) -> tuple[KVCache, Receipt, Ids]:
         """What is kept and what is blended, and the tokens that remain to be run."""
         conversation = self.conversation

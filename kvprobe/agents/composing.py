@@ -25,18 +25,22 @@ class Started:
 
 
 def compose_first(agent: Agent, scheme: str, **parameters: Any) -> Started:
-    """The first prompt with the compiled policy in its place, by a reuse scheme.
+    """The prompt of this turn with the compiled policy in its place, by a reuse scheme.
+
+    A policy that is no longer as it was compiled is run.
 
     Raises:
         UnsupportedError: the scheme leaves gaps between positions, which no edit can follow.
     """
     conversation, policy = agent.conversation, agent.policy
+    ids, (beginning, spans) = conversation.prompt(agent.state, agent.answers), conversation.beginning(agent.state)
     parts = []
-    for in_chunk, pieces in groupby(conversation.head, lambda piece: piece[0] in CHUNK):
-        named = list(pieces)
-        ids = tuple(token for _, tokens in named for token in tokens)
-        parts.append(Part(named[0][0], ids, policy if in_chunk else None))
-    parts.append(Part("asked", (*conversation.request, *conversation.question)))
+    for in_chunk, names in groupby(spans, lambda name: name in CHUNK):
+        named = list(names)
+        piece = beginning[spans[named[0]].start : spans[named[-1]].end]
+        as_compiled = in_chunk and policy is not None and policy.token_ids == piece
+        parts.append(Part(named[0], piece, policy if as_compiled else None))
+    parts.append(Part("asked", ids[len(beginning) :]))
     composed = make_scheme(scheme, **parameters).compose(agent.subject, Composition(tuple(parts)))
     if not composed.is_contiguous:
         raise UnsupportedError(f"The scheme {scheme!r} leaves gaps between positions; an agent needs one without.")

@@ -81,11 +81,15 @@ class Unified(Agent):
                 receipt = receipt + self._edited(name)
         return self._asked(pending, receipt)
 
+    def forget(self) -> None:
+        """Compose anew in the next turn."""
+        self._cache = None
+
     def _first(self) -> Turned:
         conversation = self.conversation
         started = compose_first(self, self.parameters.scheme)
-        self._ids, self._spans = conversation.beginning(self.state)
-        self._ids = (*self._ids, *conversation.request)
+        beginning, self._spans = conversation.beginning(self.state)
+        self._ids = (*beginning, *conversation.history(self.answers), *conversation.request)
         self._cache = started.cache.take(slice(0, len(self._ids)))
         result = forward(self.subject, conversation.question[-1:], started.cache)
         return Turned((*self._ids, *conversation.question), result.logits, started.receipt + result.receipt)

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvprobe.compose.chunk import Chunk
 from kvprobe.engine.cache import KVCache
@@ -33,6 +33,12 @@ class Part:
     token_ids: tuple[int, ...]
     chunk: Chunk | None = None
 
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk.token_ids != self.token_ids:
+            raise ConfigError(
+                f"The part {self.name!r} names other tokens than its chunk holds; make it by Part.reused(name, chunk)."
+            )
+
     @classmethod
     def reused(cls, name: str, chunk: Chunk) -> Part:
         """A part that is a chunk."""
@@ -51,8 +57,16 @@ class Composition:
 
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
-        if not names or len(set(names)) < len(names) or not all(part.token_ids for part in self.parts):
-            raise ConfigError("A composition needs parts of at least one token each, and no name twice.")
+        empty = [part.name for part in self.parts if not part.token_ids]
+        if not names or empty:
+            which = f"; {empty[0]!r} is empty" if empty else ""
+            raise ConfigError(f"A composition needs at least one part, and parts of at least one token each{which}.")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"Two parts are called {twice[0]!r}, and a composition takes no name twice; rename one ('bos' is the "
+                "part of the tokens that a tokenizer puts first)."
+            )
         if self.parts[-1].chunk is not None:
             raise ConfigError(
                 f"The last part {names[-1]!r} is a chunk, but the last token must be run to decide; put the task after "
@@ -155,6 +169,7 @@ class ReuseScheme(ABC):
         for step in _steps(composition):
             start = 0 if cache is None else len(cache)
             if isinstance(step, Chunk):
+                step.check_model(subject)
                 placed = self.place(subject, cache, step)
                 cache, receipt = placed.cache, receipt + placed.receipt
                 computed += placed.computed
@@ -188,10 +203,15 @@ def make_scheme(name: str, **parameters: Any) -> ReuseScheme:
 
     Raises:
         UnknownNameError: there is no such scheme; with the nearest names.
-        ValueError: it does not take these parameters.
+        ConfigError: it does not take these parameters.
     """
     kind = REUSE_SCHEMES.get(name)
-    return kind(kind.Parameters(**parameters))
+    try:
+        return kind(kind.Parameters(**parameters))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(str(part) for part in wrong["loc"]) or "parameters"
+        raise ConfigError(f"The scheme {name!r} does not take {where}={wrong['input']!r}: {wrong['msg']}.") from error
 
 
 def compose(
@@ -200,7 +220,14 @@ def compose(
     scheme: str | ReuseScheme = "splice",
     **parameters: Any,
 ) -> Composed:
-    """A prompt composed by the scheme of that name; see `ReuseScheme.compose`."""
+    """A prompt composed by the scheme of that name; see `ReuseScheme.compose`.
+
+    Raises:
+        ConfigError: parameters that the scheme does not take, or beside a scheme that has its own already.
+        UnknownNameError: there is no such scheme; with the nearest names.
+    """
+    if parameters and isinstance(scheme, ReuseScheme):
+        raise ConfigError(f"The scheme {scheme.name} has its parameters already; give its name to choose others.")
     chosen = make_scheme(scheme, **parameters) if isinstance(scheme, str) else scheme
     whole = composition if isinstance(composition, Composition) else Composition(tuple(composition))
     return chosen.compose(subject, whole)

@@ -35,6 +35,7 @@ class Chunk:
         header: what it was compiled behind.
         header_tokens: how many tokens that was; their entries are not kept.
         receipt: what compiling it cost.
+        weights_sha256: of the model that compiled it, which alone may use it; empty where that is not known.
     """
 
     token_ids: tuple[int, ...]
@@ -42,6 +43,7 @@ class Chunk:
     header: Header = "none"
     header_tokens: int = 0
     receipt: Receipt = field(default_factory=Receipt)
+    weights_sha256: str = ""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.cache):
@@ -52,6 +54,19 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def check_model(self, subject: Subject) -> None:
+        """Refuse a model other than the one that compiled the chunk.
+
+        Raises:
+            UnsupportedError: it is another one.
+        """
+        own = subject.identity.weights_sha256
+        if self.weights_sha256 not in ("", own):
+            raise UnsupportedError(
+                f"The chunk was compiled by a model of weights {self.weights_sha256[:16]} and {subject.name} has "
+                f"{own[:16]}; compile the text again with {subject.name}."
+            )
 
 
 def precompile(
@@ -72,10 +87,11 @@ def precompile(
     ids = tuple(encode_segment(segment, subject.tokenizer)) if isinstance(segment, str) else tuple(segment)
     if not ids:
         raise ConfigError("There is nothing to compile: the segment is empty; give at least one token.")
+    _check_tokens(subject, ids)
     head = header_ids(subject, header, before)
     result = prefill(subject, (*head, *ids))
     entries = result.cache.take(slice(len(head), None))
-    return Chunk(ids, entries, header, len(head), result.receipt)
+    return Chunk(ids, entries, header, len(head), result.receipt, subject.identity.weights_sha256)
 
 
 def header_ids(subject: Subject, header: Header, before: Sequence[int] = ()) -> tuple[int, ...]:
@@ -100,6 +116,21 @@ def header_ids(subject: Subject, header: Header, before: Sequence[int] = ()) -> 
             )
         return start
     return (*start, *encode_segment(f"{filler_notes()[0]}\n", subject.tokenizer))
+
+
+def _check_tokens(subject: Subject, ids: Sequence[int]) -> None:
+    """Refuse what is no token of the model, and words that its tokenizer does not know."""
+    size = int(subject.model.get_input_embeddings().num_embeddings)
+    wrong = [token for token in ids if not isinstance(token, int) or not 0 <= token < size]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]!r} is no token id of {subject.name}; they are whole numbers from 0 to {size - 1}."
+        )
+    unknown = getattr(subject.tokenizer, "unk_token_id", None)
+    if unknown is not None and unknown in ids:
+        raise ConfigError(
+            f"The text to compile holds a word that {subject.name} does not know; use words of its vocabulary."
+        )
 
 
 def beginning_of_text(tokenizer: Any) -> tuple[int, ...]:

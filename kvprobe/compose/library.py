@@ -87,11 +87,13 @@ class SkillLibrary:
         Raises:
             ConfigError: the name cannot be a file's, or is taken and `replace` is not set.
             StoreError: the folder cannot be written.
-            UnsupportedError: the chunk is not of this model's dtype or number of layers, or its RoPE cannot be moved.
+            UnsupportedError: another model compiled the chunk, it is not of this model's dtype or number of layers, or
+                its RoPE cannot be moved.
         """
         path = self.path(name)
         if path.exists() and not replace:
             raise ConfigError(f"There is a skill {name!r} in {self.folder} already; replace it or choose another name.")
+        chunk.check_model(subject)
         identity = skill_identity(subject)
         held = str(chunk.cache.layers[0].keys.dtype)
         if held != str(subject.dtype) or len(chunk.cache.layers) != subject.layers:
@@ -137,8 +139,10 @@ class SkillLibrary:
 
     def names(self) -> list[str]:
         """The names of all skills, sorted."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise StoreError(f"The skill library {self.folder} is a file; name a folder.")
         files = self.folder.glob(f"*{SUFFIX}") if self.folder.is_dir() else ()
-        return sorted(file.stem for file in files if _NAME.fullmatch(file.stem))
+        return sorted(file.stem for file in files if _NAME.fullmatch(file.stem) and file.is_file())
 
     def skills(self) -> list[Skill]:
         """What is known of all skills, sorted by name; only the heads of their files are read.
@@ -279,6 +283,7 @@ def _chunk(file: Any, metadata: Mapping[str, str]) -> Chunk:
         _header(metadata),
         int(metadata["header_tokens"]),
         Receipt(**json.loads(metadata["receipt"])),
+        metadata["weights_sha256"],
     )
 
 

@@ -24,11 +24,17 @@ def composition(subject: Subject, parts: Sequence[tuple[str, str | Chunk]]) -> C
     """A prompt from named texts and chunks, in order; texts are encoded as in a task's prompt, a BOS token first.
 
     Raises:
-        ConfigError: as `Composition`.
+        ConfigError: no part, or as `Composition`.
     """
+    if not parts:
+        return Composition(())
     texts = [(name, given if isinstance(given, str) else "") for name, given in parts]
     plain = tokenize(Context(tuple(Segment(name, text) for name, text in texts)), subject.tokenizer)
-    pieces = [Part(BEGINNING, ids)] if (ids := plain.token_ids[: plain.spans[parts[0][0]].start]) else []
+    first = parts[0][1]
+    opening = plain.token_ids[: plain.spans[parts[0][0]].start]
+    # A chunk at the start that begins a text itself needs no second token for that.
+    has_own = isinstance(first, Chunk) and first.token_ids[: len(opening)] == opening
+    pieces = [Part(BEGINNING, opening)] if opening and not has_own else []
     for name, given in parts:
         span = plain.spans[name]
         ids = plain.token_ids[span.start : span.end]
@@ -94,9 +100,10 @@ def as_cached_prompt(composed: Composed, spans: Mapping[str, Span] | None = None
 
     Args:
         composed: without gaps.
-        spans: finer ones than its parts', such as a field's inside a chunk.
+        spans: in place of its parts', such as a field's and of what is beside it inside a chunk; none in another.
 
     Raises:
+        ConfigError: spans overlap.
         UnsupportedError: its positions have gaps, as under `prompt_cache`.
     """
     if not composed.is_contiguous:
@@ -104,6 +111,12 @@ def as_cached_prompt(composed: Composed, spans: Mapping[str, Span] | None = None
             "This composed prompt has gaps between its positions, and edits need 0, 1, 2, ...; compose by another "
             "scheme, such as 'splice'."
         )
+    ordered = sorted((spans or {}).items(), key=lambda item: item[1])
+    for (name, span), (other, following) in pairwise(ordered):
+        if following.start < span.end:
+            raise ConfigError(
+                f"The spans {name!r} and {other!r} overlap; cut the outer one into what is beside the inner."
+            )
     return CachedPrompt(composed.token_ids, composed.spans if spans is None else dict(spans), composed.cache)
 
 

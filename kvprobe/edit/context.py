@@ -295,6 +295,8 @@ class EditableContext:
         if line.start < spans[self._errata_before].start:
             return self._errata_before
         behind = [name for name, span in spans.items() if span.start >= line.end and len(span)]
+        if not behind:
+            raise ConfigError(f"Nothing stands behind the field {field!r}; put the task or a cue after it.")
         return min(behind, key=lambda name: spans[name])
 
     def _as_written(self) -> tuple[tuple[int, ...], dict[str, Span]]:

@@ -59,7 +59,7 @@ def long_trajectory_panel(axes: Axes, panels: Sequence[Panel]) -> None:
     periods = sorted({int(p) for panel in panels if len(panel.rows) for p in panel.rows["period"].unique()})
     period = periods[-1] if periods else 0
     labels = {f"{name}.period_{period}.last_third.agreement": _METHODS[name][0] for name in METHODS}
-    rates_by_model(axes, panels, labels, "Long trajectories, last third", "agreement with the current value in place")
+    rates_by_model(axes, panels, labels, "Long trajectories, last third", "agreement with the oracle")
 
 
 def _turns(period: int) -> str:

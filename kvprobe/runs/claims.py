@@ -292,6 +292,9 @@ def _outcome(statement: Statement, effect: Effect) -> tuple[Outcome, str]:
         return Outcome.INCONCLUSIVE, f"{effect.clusters} clusters are too few for an interval; {ends} is all there is."
     if statement.contains(low, high):
         return Outcome.REPRODUCED, f"All of {ends} satisfies it."
+    if statement.misses(low, high) and effect.unit == "p":
+        # A test that does not reject shows nothing: few pairs fail an equivalence test whatever the truth is.
+        return Outcome.INCONCLUSIVE, f"The test's p value {high:.3f} does not satisfy it, which shows nothing."
     if statement.misses(low, high):
         return Outcome.CONTRADICTED, f"None of {ends} satisfies it."
     return Outcome.INCONCLUSIVE, f"Part of {ends} satisfies it and part does not."

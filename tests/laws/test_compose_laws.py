@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,3 +182,29 @@ def test_divergences_against_scipy(seed: int, scale: float) -> None:
     assert found.js == pytest.approx(expected, rel=1e-6, abs=1e-12)
     same = agreement(one, one)
     assert (same.kl, same.total_variation, same.top_overlap, same.same_argmax) == (0.0, 0.0, 1.0, True)
+
+
+def test_a_chunk_of_another_model_is_refused() -> None:
+    subject = tiny("qwen3")
+    chunk = replace(precompile(subject, IDS[5:14], "none"), weights_sha256="f" * 64)
+    with pytest.raises(UnsupportedError, match="compiled by a model of weights ffff"):
+        compose(subject, composition_of(PROMPT, {"policy": chunk}))
+
+
+def test_what_is_wrong_is_said_in_one_sentence() -> None:
+    subject = tiny("qwen3")
+    chunk = precompile(subject, IDS[5:14], "none")
+    whole = composition_of(PROMPT, {"policy": chunk})
+    with pytest.raises(ConfigError, match="names other tokens than its chunk"):
+        Part("policy", (1, 2, 3), chunk)
+    with pytest.raises(ConfigError, match="'splice' does not take seam=-1"):
+        compose(subject, whole, "splice", seam=-1)
+    with pytest.raises(ConfigError, match="has its parameters already"):
+        compose(subject, whole, make_scheme("splice"), seam=3)
+    with pytest.raises(ConfigError, match=r"55\.9 is no token id"):
+        precompile(subject, [55.9], "none")  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="'b' is empty"):
+        Composition((Part("a", (1,)), Part("b", ()), Part("c", (2,))))
+    composed = compose(subject, whole)
+    with pytest.raises(ConfigError, match="overlap"):
+        as_cached_prompt(composed, {**composed.spans, "field": Span(6, 8)})

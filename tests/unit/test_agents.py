@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 from agent_pairs import agent_pairs
 from worded_models import TOKENIZER, plain_logits, worded
 
@@ -14,7 +15,7 @@ from kvprobe.agents.conversation import CHUNK, FIELD, RULE, Conversation, conver
 from kvprobe.agents.unified import Unified
 from kvprobe.edit.meter import Meter
 from kvprobe.edit.splicing import with_segment_replaced
-from kvprobe.errors import ConfigError
+from kvprobe.errors import ConfigError, KvprobeError
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import align
 
@@ -175,3 +176,30 @@ def test_own_answers_are_the_history() -> None:
         history = given.history(agent.answers[:-1])
         start = len(given.beginning(agent.state)[0])
         assert replies[-1].token_ids[start : start + len(history)] == history
+
+
+@pytest.mark.parametrize("name", ["unified", "cacheblend"])
+def test_a_policy_that_changes_in_the_first_turn_is_run_as_it_is_now(name: str) -> None:
+    subject, given = worded("qwen3"), conversation()
+    agent = make_agent(name, subject, given)
+    reply = agent.take_turn([RULE])
+    assert reply.token_ids == given.prompt(agent.state, ())
+    torch.testing.assert_close(reply.logits.double(), plain_logits(subject.model, reply.token_ids), atol=EXACT, rtol=0)
+
+
+def test_a_turn_that_fails_leaves_the_agent_usable() -> None:
+    subject, given = worded("qwen3"), conversation()
+    agent = make_agent("unified", subject, given, edit="hoist_to_end")
+    first = agent.take_turn()
+    with pytest.raises(ConfigError, match="nothing called 'nope'"):
+        agent.take_turn([FIELD, "nope"])
+    with pytest.raises(ConfigError, match="list"):
+        agent.take_turn(FIELD)
+    with pytest.raises(KvprobeError, match="before and after"):
+        agent.take_turn([FIELD])
+    assert agent.state == {RULE: 0, FIELD: 0}
+    again = agent.take_turn()
+    assert again.token_ids == given.prompt(agent.state, [first.answer])
+    whole = plain_logits(subject.model, again.token_ids)
+    composed_error = (first.logits.double() - plain_logits(subject.model, first.token_ids)).abs().max()
+    assert (again.logits.double() - whole).abs().max() < max(10 * composed_error, EXACT)

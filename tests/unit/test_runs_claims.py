@@ -153,3 +153,9 @@ def test_records_round_trip() -> None:
     assert Verdict.from_record(verdict.to_record()) == verdict
     skipped = not_applicable(Claim(id="c", statement="x.y < 1"), "m", "gate")
     assert Verdict.from_record(skipped.to_record()) == skipped
+
+
+@pytest.mark.parametrize(("p", "outcome"), [(0.01, Outcome.REPRODUCED), (0.6, Outcome.INCONCLUSIVE)])
+def test_a_test_that_does_not_reject_contradicts_nothing(p: float, outcome: Outcome) -> None:
+    effect = Effect("x.p", p, p, p, n=3, clusters=3, excluded=0, unit="p", method="exact", confidence=0.95)
+    assert judge(Claim(id="c", statement="x.p < 0.05"), "m", [effect]).outcome is outcome
