@@ -89,6 +89,10 @@ class Probe(ABC):
         missing value is `None`. `progress(done, total)` may be called at any rate.
         """
 
+    def refusal(self, subject: Subject, pair: Pair) -> str | None:  # noqa: ARG002
+        """Why a model cannot be asked at all, as one sentence, from a look at its tokenizer; `None` where it can."""
+        return None
+
     def preview(self, subject: Subject, pair: Pair) -> Mapping[str, float] | None:
         """What the inclusion gate reads of a pair, for two prefills; `None` where only measuring tells.
 

@@ -182,7 +182,7 @@ def _nothing_measured(generated: int, unaligned: int, failed: int) -> GateReport
     reason = (
         f"None of its {generated} pairs could be measured."
         if failed
-        else f"Its tokenizer aligns none of the {generated} pairs: their values differ in token length."
+        else f"Its tokenizer aligns none of the {generated} pairs."
     )
     return GateReport(
         generated=generated,

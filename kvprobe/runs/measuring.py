@@ -164,6 +164,8 @@ def _measure_pending(
 def _refused_early(plan: Plan, prepared: Preparation) -> ModelOutcome | None:
     """The outcome of a model whose first pairs show that it will not pass the gate; `None` to measure it."""
     config, rows = plan.config, []
+    if prepared.pairs and (cause := plan.probe.refusal(prepared.subject, prepared.pairs[0])) is not None:
+        return _cannot_be_asked(plan, prepared, cause)
     for index, pair in enumerate(prepared.pairs[:_PREVIEWED]):
         seen = plan.probe.preview(prepared.subject, pair)
         if seen is None:
@@ -184,6 +186,21 @@ def _refused_early(plan: Plan, prepared: Preparation) -> ModelOutcome | None:
         reason=f"{_reason(gate, prepared, ())} {early}",
         identity=prepared.identity,
         gate=gate,
+    )
+    return ModelOutcome(result, pa.table({}))
+
+
+def _cannot_be_asked(plan: Plan, prepared: Preparation, cause: str) -> ModelOutcome:
+    config, generated = plan.config, len(plan.pairs)
+    _, gate = apply_gate(
+        pd.DataFrame(), config.gate, config.statistics, generated=generated, unaligned=prepared.unaligned
+    )
+    result = ModelResult(
+        name=prepared.name,
+        status=Status.NOT_APPLICABLE,
+        reason=f"{cause} Nothing was measured.",
+        identity=prepared.identity,
+        gate=replace(gate, reason=cause),
     )
     return ModelOutcome(result, pa.table({}))
 
@@ -230,6 +247,8 @@ def _reason(gate: GateReport, prepared: Preparation, failures: Sequence[str]) ->
     parts.append(gate.reason)
     if prepared.unaligned and gate.measured:
         parts.append(f"{prepared.unaligned} of {gate.generated} pairs do not align with its tokenizer.")
+    elif prepared.unaligned and not prepared.pairs:
+        parts.append(prepared.first_misfit)
     return " ".join(parts)
 
 

@@ -126,7 +126,10 @@ def _check(base: TokenizedContext, donor: TokenizedContext, changed: str, tokeni
             f"{show_tokens(new_ids, tokenizer)} is {len(new)}; choose values of equal token length."
         )
     if old_ids == new_ids:
-        raise AlignmentError(f"Both values are the same tokens, {show_tokens(old_ids, tokenizer)}; nothing changes.")
+        unknown = " of words that it does not know" if getattr(tokenizer, "unk_token_id", None) in old_ids else ""
+        raise AlignmentError(
+            f"Both values are the same tokens{unknown}, {show_tokens(old_ids, tokenizer)}; nothing changes."
+        )
     before = base.token_ids[: old.start], donor.token_ids[: new.start]
     after = base.token_ids[old.end :], donor.token_ids[new.end :]
     for ours, theirs in (before, after):

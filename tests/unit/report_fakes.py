@@ -28,6 +28,9 @@ def panel(model: str = "a-model", field: float = 0.05) -> Panel:
 class MadeLocality(Locality):
     """The locality probe with rows made by hand in place of a model."""
 
+    def refusal(self, subject, pair):  # type: ignore[no-untyped-def]
+        return None
+
     def preview(self, subject, pair):  # type: ignore[no-untyped-def]
         return None
 

@@ -105,7 +105,11 @@ class FakeProbe:
         self.measured: list[str] = []
         self.before: Callable[[Any, Sequence[Any]], None] = lambda subject, pairs: None
         self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row
+        self.unable: str | None = None
         self.foreseen: Callable[[Any], Mapping[str, float] | None] = lambda pair: None
+
+    def refusal(self, subject: Any, pair: Any) -> str | None:
+        return self.unable
 
     def preview(self, subject: Any, pair: Any) -> Mapping[str, float] | None:
         return self.foreseen(pair)

@@ -49,6 +49,9 @@ class Blocks(Probe):
         times: int = 1
         after: str = ""
 
+    def refusal(self, subject: Any, pair: Any) -> None:
+        return None
+
     def preview(self, subject: Any, pair: Any) -> None:
         """The fake subject has nothing to run."""
 

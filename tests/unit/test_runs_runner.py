@@ -364,7 +364,20 @@ def test_no_pair_at_all_aligns(tmp_path: Path, probe: FakeProbe, monkeypatch: py
     result = run(tmp_path)
     red = result.models["red"]
     assert red.status is Status.NOT_APPLICABLE
-    assert "aligns none of the 20 pairs" in red.reason
+    assert red.reason.endswith(
+        "aligns none of the 20 pairs. The values differ in length: 'gold' is 1 token and 'silver' is 2."
+    )
+    assert result.rows().empty
+    assert load_result(result.folder) == result
+
+
+def test_a_model_that_cannot_be_asked_is_not_measured(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.unable = "Its tokenizer cannot write this."
+    result = run(tmp_path)
+    red = result.models["red"]
+    assert red.status is Status.NOT_APPLICABLE
+    assert red.reason == "Its tokenizer cannot write this. Nothing was measured."
+    assert probe.measured == []
     assert result.rows().empty
     assert load_result(result.folder) == result
 
