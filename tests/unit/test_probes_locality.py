@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, tiny, tokens
+from tiny_models import CONFIGS, FAMILIES, tiny, tokens
 
 from kvprobe.errors import ConfigError, UnknownNameError
 from kvprobe.probes.base import PROBES
@@ -50,11 +50,13 @@ def test_identities(family: str, start: int, width: int, seed: int) -> None:
     assert margin["no_op"].sub(margin["m_base"]).abs().max() < 1e-4
     assert margin["full_downstream"].sub(margin["m_donor"]).abs().max() < 1e-3
     changes = rows[rows["measurement"] == "cache_change"].set_index("region")
-    assert (changes.loc["before", ["change_keys", "change_values"]].to_numpy() == 0).all()
+    # Experts run the tokens of all positions in groups, so that rounding before the field may depend on what is after.
+    experts = any(hasattr(CONFIGS[family], name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    assert (changes.loc["before", ["change_keys", "change_values"]].to_numpy() <= (1e-5 if experts else 0)).all()
     assert (changes.loc["field", ["change_keys", "change_values"]].to_numpy() > 0).all()
     # In the first layer an entry knows its own token alone.
     downstream = changes.loc["downstream"].set_index("layer")[["change_keys", "change_values"]]
-    assert (downstream.loc[0] == 0).all()
+    assert (downstream.loc[0] <= (1e-5 if experts else 0)).all()
     assert (downstream.loc[1:].to_numpy() > 0).any()
     assert rows["noise_floor"].max() < 1e-3
 
