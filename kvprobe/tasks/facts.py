@@ -13,7 +13,7 @@ from kvprobe.tasks.context import Context, Segment
 from kvprobe.tasks.gated import GatedScenario, Layout, pick_notes, render
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import filler_notes, skeletons
-from kvprobe.tasks.pairs import PromptPair, Provenance
+from kvprobe.tasks.pairs import PromptPair
 from kvprobe.tasks.wordings import WORDINGS
 
 Insertion = Literal["early", "late"]
@@ -40,31 +40,17 @@ class Facts(GatedDecision):
 
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs whose `base` asks for one fact and whose `donor` for another."""
-        library = list(skeletons(self.split))
-        random.Random(self.seed).shuffle(library)
-        for index in range(self.size):
-            number, cell = divmod(index, len(self.insertions))
-            rng = random.Random(f"facts {self.seed} {number}")
-            skeleton = library[number % len(library)]
-            wording = self.wordings[(number + number // len(library)) % len(self.wordings)]
-            scenario, insertion = self._scenario(rng, skeleton), self.insertions[cell]
+        for draw in self._draws("facts", len(self.insertions)):
+            rng, wording = draw.rng, draw.wording
+            scenario, insertion = self._scenario(rng, draw.skeleton), self.insertions[draw.cell]
             listed = self._listed(rng, scenario)
             layout = Layout("end", notes_after=pick_notes(filler_notes(), self.notes, rng.randrange(16)))
             facts = Segment(FACTS, WORDINGS.get(wording)().policy(scenario.entity, scenario.field, listed))
             base, donor = (
                 _with_facts(render(scenario, value, wording, layout), facts, insertion) for value in scenario.values
             )
-            attributes = {
-                "entity": scenario.entity,
-                "field": scenario.field,
-                "old": scenario.values[0],
-                "new": scenario.values[1],
-                "mode": self.mode,
-                "insertion": insertion,
-                "facts": str(self.entries),
-                "scenario": str(number),
-            }
-            yield PromptPair(base, donor, *scenario.actions, Provenance(skeleton.name, wording, self.seed, attributes))
+            attributes = {"insertion": insertion, "facts": str(self.entries), "scenario": str(draw.number)}
+            yield PromptPair(base, donor, *scenario.actions, self._provenance(draw, scenario, attributes))
 
     def _listed(self, rng: random.Random, scenario: GatedScenario) -> list[tuple[str | None, str]]:
         """All facts in random order: the scenario's two and others, no value and no action twice."""

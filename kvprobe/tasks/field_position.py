@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from itertools import product
 from typing import Literal
@@ -12,8 +11,8 @@ from pydantic import Field
 from kvprobe.tasks.base import TASKS
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, pick_notes, render
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.library import filler_notes, skeletons
-from kvprobe.tasks.pairs import PromptPair, Provenance
+from kvprobe.tasks.library import filler_notes
+from kvprobe.tasks.pairs import PromptPair
 
 # Neutral notes that name the field without its value.
 _MENTIONS = (
@@ -43,30 +42,18 @@ class FieldPosition(GatedDecision):
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs whose `base` holds one value of the field and whose `donor` holds the other."""
         cells = list(product(self.field_slots, self.notes, self.mentions))
-        library = list(skeletons(self.split))
-        random.Random(self.seed).shuffle(library)
-        for index in range(self.size):
-            number, cell = divmod(index, len(cells))
-            rng = random.Random(f"field_position {self.seed} {number}")
-            skeleton = library[number % len(library)]
-            wording = self.wordings[(number + number // len(library)) % len(self.wordings)]
-            scenario, start = self._scenario(rng, skeleton), rng.randrange(len(filler_notes()))
-            slot, notes, mentions = cells[cell]
+        for draw in self._draws("field_position", len(cells)):
+            scenario, start = self._scenario(draw.rng, draw.skeleton), draw.rng.randrange(len(filler_notes()))
+            slot, notes, mentions = cells[draw.cell]
             layout = _layout_of(slot, _notes(scenario, notes, mentions, start))
-            base, donor = (render(scenario, value, wording, layout, mode=self.mode) for value in scenario.values)
+            base, donor = (render(scenario, value, draw.wording, layout, mode=self.mode) for value in scenario.values)
             attributes = {
-                "scenario": str(number),
+                "scenario": str(draw.number),
                 "slot": slot,
                 "notes": str(notes),
                 "mentions": str(mentions),
-                "entity": scenario.entity,
-                "field": scenario.field,
-                "old": scenario.values[0],
-                "new": scenario.values[1],
-                "mode": self.mode,
             }
-            provenance = Provenance(skeleton.name, wording, self.seed, attributes)
-            yield PromptPair(base, donor, *scenario.actions, provenance)
+            yield PromptPair(base, donor, *scenario.actions, self._provenance(draw, scenario, attributes))
 
 
 def _notes(scenario: GatedScenario, count: int, mentions: int, start: int) -> tuple[str, ...]:

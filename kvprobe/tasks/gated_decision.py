@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -13,6 +14,23 @@ from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, Mode, Rule, pi
 from kvprobe.tasks.library import Skeleton, Split, filler_notes, skeletons
 from kvprobe.tasks.pairs import PromptPair, Provenance
 from kvprobe.tasks.wordings import WORDINGS
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one pair is made from.
+
+    Attributes:
+        number: of its scenario.
+        cell: of its layout among those of the scenario.
+        rng: begins anew for every pair, in the same way for all of one scenario.
+    """
+
+    number: int
+    cell: int
+    rng: random.Random
+    skeleton: Skeleton
+    wording: str
 
 
 @TASKS.register("gated_decision")
@@ -42,14 +60,30 @@ class GatedDecision(Task):
 
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs whose `base` holds one value of the field and whose `donor` holds the other."""
+        for draw in self._draws("gated_decision"):
+            yield self._pair(draw.rng, draw.skeleton, draw.wording)
+
+    def _draws(self, task: str, cells: int = 1) -> Iterator[Draw]:
+        """What each pair is made from; `cells` pairs that follow one another share a scenario and differ in layout."""
         library = list(skeletons(self.split))
         random.Random(self.seed).shuffle(library)
         for index in range(self.size):
-            rng = random.Random(f"gated_decision {self.seed} {index}")
-            skeleton = library[index % len(library)]
+            number, cell = divmod(index, cells)
             # Wording advances once per round of the library, so every skeleton meets every wording.
-            wording = self.wordings[(index + index // len(library)) % len(self.wordings)]
-            yield self._pair(rng, skeleton, wording)
+            wording = self.wordings[(number + number // len(library)) % len(self.wordings)]
+            rng = random.Random(f"{task} {self.seed} {number}")
+            yield Draw(number, cell, rng, library[number % len(library)], wording)
+
+    def _provenance(self, draw: Draw, scenario: GatedScenario, attributes: Mapping[str, str]) -> Provenance:
+        """A pair's, with what every pair of a gated decision says of itself and `attributes` beside it."""
+        told = {
+            "entity": scenario.entity,
+            "field": scenario.field,
+            "old": scenario.values[0],
+            "new": scenario.values[1],
+            "mode": self.mode,
+        }
+        return Provenance(draw.skeleton.name, draw.wording, self.seed, {**told, **attributes})
 
     def _pair(self, rng: random.Random, skeleton: Skeleton, wording: str) -> PromptPair:
         scenario = self._scenario(rng, skeleton)

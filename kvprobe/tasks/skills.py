@@ -13,7 +13,7 @@ from kvprobe.tasks.context import Context, Segment
 from kvprobe.tasks.gated import GatedScenario, Layout, pick_notes, render
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import filler_notes, skeletons
-from kvprobe.tasks.pairs import PromptPair, Provenance
+from kvprobe.tasks.pairs import PromptPair
 from kvprobe.tasks.wordings import WORDINGS, Wording
 
 
@@ -47,29 +47,16 @@ class Skills(GatedDecision):
 
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs whose `base` holds one value of the field and whose `donor` holds the other."""
-        library = list(skeletons(self.split))
-        random.Random(self.seed).shuffle(library)
-        for index in range(self.size):
-            number, level = divmod(index, len(self.counts))
-            rng = random.Random(f"skills {self.seed} {number}")
-            skeleton = library[number % len(library)]
-            wording = self.wordings[(number + number // len(library)) % len(self.wordings)]
-            scenario = self._scenario(rng, skeleton)
-            others = self._others(rng, scenario, max(self.counts) - 1)
-            count = self.counts[level]
-            place = number % count
-            base, donor = (_rendered(scenario, others[: count - 1], value, wording, place) for value in scenario.values)
-            attributes = {
-                "entity": scenario.entity,
-                "field": scenario.field,
-                "old": scenario.values[0],
-                "new": scenario.values[1],
-                "mode": self.mode,
-                "skills": str(count),
-                "place": str(place),
-                "scenario": str(number),
-            }
-            yield PromptPair(base, donor, *scenario.actions, Provenance(skeleton.name, wording, self.seed, attributes))
+        for draw in self._draws("skills", len(self.counts)):
+            scenario = self._scenario(draw.rng, draw.skeleton)
+            others = self._others(draw.rng, scenario, max(self.counts) - 1)
+            count = self.counts[draw.cell]
+            place = draw.number % count
+            base, donor = (
+                _rendered(scenario, others[: count - 1], value, draw.wording, place) for value in scenario.values
+            )
+            attributes = {"skills": str(count), "place": str(place), "scenario": str(draw.number)}
+            yield PromptPair(base, donor, *scenario.actions, self._provenance(draw, scenario, attributes))
 
     def _others(self, rng: random.Random, scenario: GatedScenario, count: int) -> list[GatedScenario]:
         """Scenarios of other entities, fields, values and actions than the deciding one's; their fields all differ."""

@@ -14,7 +14,7 @@ from kvprobe.tasks.context import Context, Segment
 from kvprobe.tasks.gated import GatedScenario, Layout, Mode, render
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import skeletons
-from kvprobe.tasks.pairs import PromptPair, Provenance
+from kvprobe.tasks.pairs import PromptPair
 from kvprobe.tasks.wordings import WORDINGS, Wording
 
 Joint = Literal["own", "and", "none"]
@@ -112,28 +112,19 @@ class TwoFields(GatedDecision):
 
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs as of `gated_decision`, with a second field."""
-        library = list(skeletons(self.split))
-        random.Random(self.seed).shuffle(library)
-        for index in range(self.size):
-            rng = random.Random(f"two_fields {self.seed} {index}")
-            skeleton = library[index % len(library)]
-            wording = self.wordings[(index + index // len(library)) % len(self.wordings)]
-            scenario, layout = self._scenario(rng, skeleton), self._layout(rng)
+        for draw in self._draws("two_fields"):
+            rng = draw.rng
+            scenario, layout = self._scenario(rng, draw.skeleton), self._layout(rng)
             joint = rng.choice(self.joint)
             # One value is the rule's own and the other is not, whichever the base holds.
             named = rng.randint(0, 1) if joint == "and" else 0
             stated = replace(scenario, values=_turned(scenario.values, named), actions=_turned(scenario.actions, named))
             second = self._second(rng, scenario, joint)
             base, donor = (
-                render_two(stated, second, (value, second.values[0]), wording, layout, mode=self.mode)
+                render_two(stated, second, (value, second.values[0]), draw.wording, layout, mode=self.mode)
                 for value in scenario.values
             )
             attributes = {
-                "entity": scenario.entity,
-                "field": scenario.field,
-                "old": scenario.values[0],
-                "new": scenario.values[1],
-                "mode": self.mode,
                 "joint": joint,
                 "second_entity": second.entity,
                 "second_field": second.field,
@@ -142,8 +133,7 @@ class TwoFields(GatedDecision):
             }
             if joint == "own":
                 attributes |= {"second_old_action": second.actions[0], "second_new_action": second.actions[1]}
-            provenance = Provenance(skeleton.name, wording, self.seed, attributes)
-            yield PromptPair(base, donor, *scenario.actions, provenance)
+            yield PromptPair(base, donor, *scenario.actions, self._provenance(draw, scenario, attributes))
 
     def _second(self, rng: random.Random, scenario: GatedScenario, joint: Joint) -> SecondField:
         taken = {scenario.field, *(name for name, _ in scenario.other_fields)}
