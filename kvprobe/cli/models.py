@@ -84,10 +84,8 @@ def show_card(name: str) -> None:
 def _pull(name: str) -> str:
     from rich.progress import Progress
 
-    from kvprobe.models.catalogue import model_config
-    from kvprobe.models.sources.base import SOURCES
+    from kvprobe.models.cards import pull_model
 
-    config = model_config(name)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=1.0)
@@ -95,10 +93,7 @@ def _pull(name: str) -> str:
         def progress(stage: str, fraction: float) -> None:
             bar.update(task, description=stage, completed=fraction)
 
-        source = SOURCES.get(config.source)()
-        path = source.pull(config, progress)
-        source.open(config, path)
-    return str(path)
+        return str(pull_model(name, progress))
 
 
 def card_of(config: ModelConfig) -> dict[str, Any]:

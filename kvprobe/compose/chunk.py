@@ -94,6 +94,16 @@ def precompile(
     return Chunk(ids, entries, header, len(head), result.receipt, subject.identity.weights_sha256)
 
 
+def compile_behind(subject: Subject, ids: Sequence[int], header: Header, before: Sequence[int]) -> Chunk:
+    """A chunk for a place with the tokens `before` ahead of it, which only the header `real` uses.
+
+    At the very start of a prompt nothing stands before it, so being compiled alone is being compiled there.
+    """
+    if header == "real":
+        return precompile(subject, ids, "real" if before else "none", before=before)
+    return precompile(subject, ids, header)
+
+
 def header_ids(subject: Subject, header: Header, before: Sequence[int] = ()) -> tuple[int, ...]:
     """The tokens that a chunk is compiled behind; see `precompile`."""
     if header not in get_args(Header):

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvprobe.compose.base import Composed, Composition, Part
-from kvprobe.compose.chunk import Chunk, Header, precompile
+from kvprobe.compose.chunk import Chunk, Header, compile_behind
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.errors import ConfigError, UnsupportedError
 from kvprobe.tasks.context import Context, Segment, Span, TokenizedContext, tokenize
@@ -49,14 +49,8 @@ def compile_segment(subject: Subject, prompt: TokenizedContext, name: str, heade
         ConfigError, UnsupportedError: there is no such segment; else as `precompile`.
     """
     span = _span(prompt, name)
-    before = prompt.token_ids[: span.start] if header == "real" else ()
-    # At the very start of a prompt nothing stands before a segment, so being compiled alone is being compiled there.
-    return precompile(
-        subject,
-        prompt.token_ids[span.start : span.end],
-        header if before or header != "real" else "none",
-        before=before,
-    )
+    ids = prompt.token_ids
+    return compile_behind(subject, ids[span.start : span.end], header, ids[: span.start])
 
 
 def composition_of(
@@ -85,14 +79,25 @@ def merged(prompt: TokenizedContext, name: str, segments: Sequence[str]) -> Toke
     Raises:
         ConfigError: there is no such segment, they are no neighbours in that order, or the name is taken.
     """
-    spans = [_span(prompt, segment) for segment in segments]
-    if not spans or any(left.end != right.start for left, right in pairwise(spans)):
-        raise ConfigError(f"The segments {', '.join(segments)} do not follow one another in the prompt.")
+    for segment in segments:
+        _span(prompt, segment)
+    joined = span_of_neighbours(prompt.spans, segments)
     kept = {other: span for other, span in prompt.spans.items() if other not in segments}
     if name in kept:
         raise ConfigError(f"The prompt has a segment {name!r} already; choose another name.")
-    whole = {**kept, name: Span(spans[0].start, spans[-1].end)}
+    whole = {**kept, name: joined}
     return replace(prompt, spans=dict(sorted(whole.items(), key=lambda item: item[1])))
+
+
+def span_of_neighbours(spans: Mapping[str, Span], segments: Sequence[str]) -> Span:
+    """From the first of the segments to the last.
+
+    Raises:
+        ConfigError: there are none, or they do not follow one another in that order.
+    """
+    if not segments or any(spans[left].end != spans[right].start for left, right in pairwise(segments)):
+        raise ConfigError(f"The segments {', '.join(segments)} do not follow one another in the prompt.")
+    return Span(spans[segments[0]].start, spans[segments[-1]].end)
 
 
 def as_cached_prompt(composed: Composed, spans: Mapping[str, Span] | None = None) -> CachedPrompt:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvprobe.agents.conversation import FIELD, REQUEST, RULE, Conversation, Ids, conversation_of
-from kvprobe.edit.auto import CANDIDATES, Auto, Case, candidate
+from kvprobe.edit.auto import CANDIDATES, Case, candidate
 from kvprobe.edit.base import CachedPrompt, Edited, make_method
 from kvprobe.edit.signals import free_signals
 from kvprobe.engine.forward import forward, prefill
@@ -94,11 +93,6 @@ def auto_cases(case: AgentCase) -> list[Case]:
         }
         cases.append(Case(free_signals(stale, edit), agrees))
     return cases
-
-
-def fitted_auto(cases: Sequence[Case], error_cost: float) -> Auto:
-    """AUTO, fitted on such edits."""
-    return Auto.fit(cases, error_cost=error_cost)
 
 
 def _answer(case: AgentCase, edited: Edited) -> bool:

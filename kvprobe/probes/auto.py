@@ -36,6 +36,7 @@ from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.crossfit import folds
 from kvprobe.probes.edit_arms import EditCase, baseline_columns, baseline_effects, edit_case, worded_edit
+from kvprobe.probes.measures import pair_noise
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
@@ -117,8 +118,7 @@ class AutoProbe(Probe):
         effects += _against_erratum(rows, costs[0], statistics)
         effects += _prediction_effects(rows[rows["policy"] == auto_name(costs[0])], statistics)
         effects += baseline_effects(rows[rows["edit"] == "asked"], statistics)
-        once = rows.groupby("pair").first()
-        effects.append(maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return [*effects, *_first_auto(effects, auto_name(costs[0]))]
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean
+from kvprobe.probes.measures import pair_noise
+from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.stats.growth import growth_exponent
 
 REFERENCE, OVERHEAD, TWO_PIECES, COMPILE = "full_prefill", "without_chunk", "two_pieces", "compile"
@@ -37,8 +38,7 @@ def latency_effects(rows: pd.DataFrame, statistics: StatisticsConfig, long_lengt
         *_exponents(timed[timed["text"] != "text"], statistics, long_lengths),
         *_preparing(timed[timed["text"] == "random"], compiled[compiled["text"] == "random"], statistics),
     ]
-    once = rows.groupby("pair").first()
-    effects.append(maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster]))
+    effects.append(pair_noise(rows, statistics))
     return effects
 
 

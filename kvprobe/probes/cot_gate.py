@@ -38,8 +38,9 @@ from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.cut_chains import WrittenChain, answered_after, value_said, write_chains
 from kvprobe.probes.edit_arms import baseline_columns, baseline_effects, edit_case, reading_row
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.pair_lines import piece_of, subjects_of, with_pieces
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
+from kvprobe.stats import Effect, StatisticsConfig, mean, proportion
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS, Wording
@@ -144,8 +145,7 @@ class CotGate(Probe):
             mean("chains.length", chains["length"], clusters=clusters, statistics=statistics, unit="tokens"),
             *baseline_effects(rows, statistics),
         ]
-        once = rows.groupby("pair").first()
-        return [*effects, maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster])]
+        return [*effects, pair_noise(rows, statistics)]
 
     def plot(self, panels: Sequence[Panel]) -> Figure:
         """Direct and think side by side for each arm, and the answer forced after k tokens; a column for each model."""

@@ -21,7 +21,8 @@ from kvprobe.probes import base
 from kvprobe.probes.arms import Arm, make_arm
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.edit_arms import EditCase, edit_case
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean
+from kvprobe.probes.measures import pair_noise
+from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import Span, encode_segment
 from kvprobe.tasks.library import filler_notes
 from kvprobe.tasks.pairs import Pair
@@ -74,8 +75,7 @@ class EditLatency(Probe):
         """`erratum_1024.seconds_ratio` and so on, and how each share changes from the shortest to the longest."""
         effects = list(_by_length(rows, statistics))
         effects += _trends(rows, statistics)
-        once = rows.groupby("pair").first()
-        effects.append(maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

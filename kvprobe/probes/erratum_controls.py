@@ -38,8 +38,9 @@ import pandas as pd
 from kvprobe.edit.base import EDIT_METHODS, Edited
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.edit_arms import EditCase, baseline_columns, baseline_effects, edit_case, reading_row
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.pair_lines import piece_of, subjects_of
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
+from kvprobe.stats import Effect, StatisticsConfig, mean, proportion
 from kvprobe.tasks.erratum_lines import about_irrelevant_field, about_unmentioned_value, random_line_tokens
 from kvprobe.tasks.extra_lines import line_tokens
 from kvprobe.tasks.pairs import Pair
@@ -123,8 +124,7 @@ class ErratumControls(Probe):
         judged = rows[rows["as_expected"].notna()]
         right, labels = judged["as_expected"].astype(float), judged[statistics.cluster]
         effects.append(proportion("as_expected", right, clusters=labels, statistics=statistics))
-        once = rows.groupby("pair").first()
-        noise = maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster])
+        noise = pair_noise(rows, statistics)
         return [*effects, *baseline_effects(rows, statistics), noise]
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

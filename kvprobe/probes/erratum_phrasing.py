@@ -24,8 +24,9 @@ import pandas as pd
 from kvprobe.edit.base import EDIT_METHODS
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.edit_arms import baseline_columns, baseline_effects, edit_case, reading_row
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.pair_lines import subjects_of
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
+from kvprobe.stats import Effect, StatisticsConfig, mean, proportion
 from kvprobe.tasks.erratum_lines import PHRASINGS, phrasing_tokens
 from kvprobe.tasks.pairs import Pair
 
@@ -85,8 +86,7 @@ class ErratumPhrasing(Probe):
             name = f"in_place.{line}.difference"
             floor = 1 / len(difference)
             effects.append(mean(name, difference, clusters=clusters, statistics=statistics, noise_floor=floor))
-        once = rows.groupby("pair").first()
-        noise = maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster])
+        noise = pair_noise(rows, statistics)
         return [*effects, *baseline_effects(rows, statistics), noise]
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

@@ -34,8 +34,9 @@ from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.fidelity import fidelity_effects, judged, paired_difference
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.unedited import gate_columns
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
+from kvprobe.stats import Effect, StatisticsConfig, proportion
 from kvprobe.tasks.facts import FACTS
 from kvprobe.tasks.pairs import Pair
 
@@ -138,11 +139,11 @@ class FactsProbe(Probe):
                 effects += fidelity_effects(f"{place}.{arm}", some, statistics, equivalence=bound)
                 effects.append(_matches(f"{place}.{arm}", some, "exact", statistics))
             arms = (f"seam_{self.parameters.seam}", "splice_none")
-            gain = paired_difference(f"{place}.seam_gain.exact_match", part, "exact", arms, statistics)
-            effects += [] if gain is None else [gain]
-        effects += _late_less_early(rows, statistics)
-        floors = rows.groupby("pair")[["noise_floor", statistics.cluster]].first()
-        effects.append(maximum("noise.margin", floors["noise_floor"], clusters=floors[statistics.cluster]))
+            effects += paired_difference(f"{place}.seam_gain.exact_match", part, "exact", arms, statistics)
+        for arm, part in rows.groupby("arm", sort=False):
+            name, places = f"late_less_early.{arm}.exact_match", ("late", "early")
+            effects += paired_difference(name, part, "exact", places, statistics, by="insertion", within="scenario")
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:
@@ -161,16 +162,3 @@ class FactsProbe(Probe):
 def _matches(name: str, rows: pd.DataFrame, column: str, statistics: StatisticsConfig) -> Effect:
     clusters = rows[statistics.cluster]
     return proportion(f"{name}.exact_match", rows[column].astype(float), clusters=clusters, statistics=statistics)
-
-
-def _late_less_early(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    key = ["scenario", "prompt", statistics.cluster]
-    for arm, part in rows.groupby("arm", sort=False):
-        values = part.assign(exact=part["exact"].astype(float))
-        table = values.pivot_table(index=key, columns="insertion", values="exact")
-        if {"early", "late"} <= set(table.columns):
-            change = (table["late"] - table["early"]).dropna()
-            if len(change):
-                clusters = change.index.get_level_values(statistics.cluster).to_list()
-                name = f"late_less_early.{arm}.exact_match"
-                yield mean(name, change, clusters=clusters, statistics=statistics)

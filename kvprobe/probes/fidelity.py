@@ -142,31 +142,35 @@ def paired_difference(
     name: str,
     rows: pd.DataFrame,
     column: str,
-    arms: tuple[str, str],
+    arms: tuple[Any, Any],
     statistics: StatisticsConfig,
     *,
     by: str = "arm",
+    within: str = "pair",
     unit: str = "fraction",
-) -> Effect | None:
-    """Mean over prompts of a column under the first arm less that under the second; None where one was not measured.
+) -> Iterator[Effect]:
+    """Mean over prompts of a column under the first arm less that under the second; nothing where one was not measured.
 
     Args:
         name: of the effect.
-        rows: with `pair`, `prompt`, the arms' column and the cluster column.
+        rows: with `pair` or what `within` names, `prompt`, the arms' column and the cluster column.
         column: what is compared.
         arms: the two.
         statistics: of the experiment.
         by: the column that names the arms.
+        within: what the two have in common beside the prompt.
         unit: of `column`.
     """
     table = rows.assign(**{column: rows[column].astype(float)}).pivot_table(
-        index=["pair", "prompt", statistics.cluster], columns=by, values=column
+        index=[within, "prompt", statistics.cluster], columns=by, values=column
     )
     if not set(arms) <= set(table.columns):
-        return None
+        return
     difference = (table[arms[0]] - table[arms[1]]).dropna()
+    if not len(difference):
+        return
     clusters = difference.index.get_level_values(statistics.cluster).to_list()
-    return mean(name, difference, clusters=clusters, statistics=statistics, unit=unit)
+    yield mean(name, difference, clusters=clusters, statistics=statistics, unit=unit)
 
 
 def _retained(name: str, rows: pd.DataFrame, statistics: StatisticsConfig, equivalence: float, floor: float) -> Effect:

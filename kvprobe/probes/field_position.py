@@ -27,8 +27,8 @@ from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.dose import FRACTIONS, dose_effects, measure_dose, recoveries, smallest_suffix
-from kvprobe.probes.measures import decision_effects
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean
+from kvprobe.probes.measures import decision_effects, pair_noise
+from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class FieldPositionProbe(Probe):
         for factor in FACTORS:
             effects += factor_effects(rows, factor, statistics)
         effects += _window_effects(rows, statistics)
-        once = rows.groupby("pair").first()
-        effects.append(maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

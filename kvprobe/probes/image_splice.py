@@ -33,6 +33,7 @@ from kvprobe.engine.operations import overwrite
 from kvprobe.engine.readout import read
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.unedited import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
 from kvprobe.tasks.pairs import Pair
@@ -100,8 +101,7 @@ class ImageSplice(Probe):
         `.kl_share` is the KL as a share of the wrong image's; `rotation_gain_256.kl` and `axes_gain_256.kl` are what
         no rotation and one axis alone add to the KL of `moved`.
         """
-        once = rows.groupby("pair").first()
-        floor = float(once["noise_floor"].max())
+        floor = float(rows["noise_floor"].max())
         effects: list[Effect] = []
         for (arm, shift), part in rows.groupby(["arm", "shift"], sort=False):
             name = f"{arm}_{shift}" if arm in ARMS else str(arm)
@@ -122,7 +122,7 @@ class ImageSplice(Probe):
                 )
         moved = rows[rows["arm"] == "moved"]
         effects.append(maximum("moved.first_layer_key_error", moved["key_error"], clusters=moved[statistics.cluster]))
-        effects.append(maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster], unit="logits"))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

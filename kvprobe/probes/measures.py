@@ -13,6 +13,12 @@ from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, r
 from kvprobe.tasks.context import Span
 
 
+def pair_noise(rows: pd.DataFrame, statistics: StatisticsConfig) -> Effect:
+    """`noise.margin`: the largest noise floor of any pair, in logits; `n` are pairs, however many rows each has."""
+    once = rows.groupby("pair")[["noise_floor", statistics.cluster]].first()
+    return maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster])
+
+
 def decision_effects(rows: pd.DataFrame, statistics: StatisticsConfig, noise_floor: float) -> list[Effect]:
     """Effects of one intervention on the decision.
 

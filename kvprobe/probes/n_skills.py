@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 from pydantic import Field
 
-from kvprobe.compose.base import Composition, Part, ReuseScheme, make_scheme
+from kvprobe.compose.base import Composition, Part, make_scheme
 from kvprobe.compose.chunk import Chunk, Header, precompile
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
@@ -33,9 +33,10 @@ from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
-from kvprobe.probes.fidelity import Judged, fidelity_effects, judged
+from kvprobe.probes.fidelity import Judged, fidelity_effects, judged, paired_difference
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.unedited import gate_columns
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
+from kvprobe.stats import Effect, StatisticsConfig, proportion, ratio_of_sums
 from kvprobe.tasks.context import TokenizedContext
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.skills import separator_name, skill_name
@@ -122,8 +123,7 @@ class NSkills(Probe):
                 able.append(count)
                 effects += self._with_count(count, part, statistics)
         effects += _trends(rows[rows["skills"].isin(able)], statistics)
-        floors = rows.groupby("pair")[["noise_floor", statistics.cluster]].first()
-        effects.append(maximum("noise.margin", floors["noise_floor"], clusters=floors[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def _with_count(self, count: int, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
@@ -176,6 +176,7 @@ class _Workshop:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
+        self._splice = make_scheme("splice")
         self._chunks: dict[tuple[tuple[int, ...], Header], Chunk] = {}
         self._alone: dict[str, tuple[Readout, Readout]] = {}
 
@@ -185,7 +186,7 @@ class _Workshop:
         references = [self._reference(pair, donor=donor) for donor in (False, True)]
         alone = self._decided_alone(pair, order)
         shared = {
-            **gate_columns(*alone, self._noise(pair, references[0][0])),
+            **gate_columns(*alone, self._noise(pair, order, references[0][0])),
             "skills": len(order.skills),
             "place": order.place,
             "scenario": pair.scenario.attributes["scenario"],
@@ -218,7 +219,7 @@ class _Workshop:
                 parts.append(Part(between, _ids(prompt, between)))
         # The last token of a composition is not run, so the caches end where the skills do.
         parts.append(Part("next", prompt.token_ids[order.end : order.end + 1]))
-        made = _splice().compose(self.subject, Composition(tuple(parts)))
+        made = self._splice.compose(self.subject, Composition(tuple(parts)))
         return made.cache, made.receipt
 
     def _chunk(self, ids: tuple[int, ...], header: Header) -> Chunk:
@@ -240,9 +241,9 @@ class _Workshop:
             self._alone[scenario] = both[0], both[1]
         return self._alone[scenario]
 
-    def _noise(self, pair: Pair, reference: Judged) -> float:
+    def _noise(self, pair: Pair, order: Order, reference: Judged) -> float:
         """How far the base's margin moves when it is run in two pieces."""
-        ids, joint = pair.base.token_ids, order_of(pair).end
+        ids, joint = pair.base.token_ids, order.end
         pieces = forward(self.subject, ids[joint:], prefill(self.subject, ids[:joint]).cache)
         return abs(read(pieces.logits, *reference.answers).margin - reference.reading.margin)
 
@@ -258,21 +259,14 @@ def _ids(prompt: TokenizedContext, name: str) -> tuple[int, ...]:
     return prompt.token_ids[prompt.spans[name].start : prompt.spans[name].end]
 
 
-def _splice() -> ReuseScheme:
-    return make_scheme("splice")
-
-
 def _trends(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
     counts = sorted(rows["skills"].unique())
     if len(counts) < 2:
         return
-    key = ["scenario", "prompt", statistics.cluster]
+    ends = counts[-1], counts[0]
     for arm, part in rows.groupby("arm", sort=False):
         for effect, column, unit in (("agreement", "agrees", "fraction"), ("kl", "kl", "nats")):
-            values = part.assign(value=part[column].astype(float))
-            table = values.pivot_table(index=key, columns="skills", values="value")
-            change = (table[counts[-1]] - table[counts[0]]).dropna()
-            if len(change):
-                clusters = change.index.get_level_values(statistics.cluster).to_list()
-                name = f"{arm}.most_less_fewest.{effect}"
-                yield mean(name, change, clusters=clusters, statistics=statistics, unit=unit)
+            name = f"{arm}.most_less_fewest.{effect}"
+            yield from paired_difference(
+                name, part, column, ends, statistics, by="skills", within="scenario", unit=unit
+            )

@@ -46,6 +46,7 @@ from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.fidelity import fidelity_effects, judged
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.unedited import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.context import Span, encode_segment
@@ -135,8 +136,7 @@ class Offsets(Probe):
         decisions = rows[rows["measurement"].isin(["offset", "filler"])]
         for (kind, size), part in decisions.groupby(["measurement", "size"], sort=False):
             effects += _decision_effects(f"{kind}_{size:.0f}", part, statistics)
-        floors = rows.groupby("pair")[["noise_floor", statistics.cluster]].first()
-        effects.append(maximum("noise.margin", floors["noise_floor"], clusters=floors[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

@@ -44,8 +44,9 @@ from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.fidelity import Judged, decide_behind, fidelity_effects, judged, paired_difference
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.unedited import gate_columns
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, ratio_of_sums
+from kvprobe.stats import Effect, StatisticsConfig, mean, ratio_of_sums
 from kvprobe.tasks.context import Span, TokenizedContext
 from kvprobe.tasks.pairs import Pair
 
@@ -125,8 +126,7 @@ class SeamRepair(Probe):
                 effects += _mended(str(header), part, statistics)
         effects += _between_headers(cells, statistics)
         effects += _sink_effects(rows[rows["measurement"] == "sink"], statistics)
-        floors = rows.groupby("pair")[["noise_floor", statistics.cluster]].first()
-        effects.append(maximum("noise.margin", floors["noise_floor"], clusters=floors[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:
@@ -158,6 +158,7 @@ class _Case:
         floor = abs(read(again.logits, *answers).margin - self.judged.reading.margin)
         readings = (theirs, self.judged.reading) if donor else (self.judged.reading, theirs)
         self.gate = gate_columns(*readings, floor)
+        self.chunks = {header: compile_segment(subject, self.prompt, _CHUNK, header) for header in self.headers()}
 
     def headers(self) -> list[Header]:
         """Those that the tokenizer allows."""
@@ -165,15 +166,14 @@ class _Case:
         return [header for header in HEADERS if known or header != "bos"]
 
     def compose(self, header: Header, seam: int) -> Composed:
-        chunk = compile_segment(self.subject, self.prompt, _CHUNK, header)
-        return make_scheme("splice", seam=seam).compose(self.subject, composition_of(self.prompt, {_CHUNK: chunk}))
+        composition = composition_of(self.prompt, {_CHUNK: self.chunks[header]})
+        return make_scheme("splice", seam=seam).compose(self.subject, composition)
 
     def cells(self, seams: Sequence[int]) -> Iterator[Row]:
         """Every header with every seam."""
         ids, at = self.prompt.token_ids, self.prompt.spans[_CHUNK]
         before = self.cache.take(slice(0, at.start)) if at.start else None
-        for header in self.headers():
-            chunk = compile_segment(self.subject, self.prompt, _CHUNK, header)
+        for header, chunk in self.chunks.items():
             for seam in seams:
                 scheme = make_scheme("splice", seam=seam)
                 logits, run = decide_behind(self.subject, before, scheme, chunk, ids[at.end :])
@@ -184,7 +184,7 @@ class _Case:
     def sinks(self) -> Iterator[Row]:
         """The first token behind each header, repaired, and in the full prefill."""
         span: Span = self.prompt.spans[_CHUNK]
-        caches = {str(header): self.compose(header, 0).cache for header in self.headers()}
+        caches = {str(header): self.compose(header, 0).cache for header in self.chunks}
         caches |= {REPAIRED: self.compose("none", 1).cache, FULL: self.cache}
         for name, cache in caches.items():
             reading = read_sink(self.subject, self.prompt.token_ids, cache, span)
@@ -217,9 +217,7 @@ def _between_headers(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterat
     for header in (header for header in HEADERS[1:] if header in set(rows["header"])):
         for column, unit in units.items():
             name, arms = f"header.{header}_over_none.{column}", ("none", header)
-            effect = paired_difference(name, first, column, arms, statistics, by="header", unit=unit)
-            if effect is not None:
-                yield effect
+            yield from paired_difference(name, first, column, arms, statistics, by="header", unit=unit)
             table = rows.pivot(index="pair", columns=["header", "seam"], values=column)
             gains = [table[arm, 0] - table[arm, 1] for arm in arms]
             name = f"interaction.{header}.{column}"
@@ -240,6 +238,4 @@ def _sink_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[
         if cache != FULL:
             for column, unit in _SINK_COLUMNS.items():
                 name, arms = f"sink.{cache}_over_full.{column}", (str(cache), FULL)
-                effect = paired_difference(name, prompts, column, arms, statistics, by="cache", unit=unit)
-                if effect is not None:
-                    yield effect
+                yield from paired_difference(name, prompts, column, arms, statistics, by="cache", unit=unit)

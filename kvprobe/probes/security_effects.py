@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
+from kvprobe.probes.measures import pair_noise
+from kvprobe.stats import Effect, StatisticsConfig, mean, proportion
 
 
 def security_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
@@ -21,8 +22,7 @@ def security_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterat
         yield _share(f"clean.{defence!s}.correct_rate", part, part["margin"] < 0, statistics)
         yield _tokens(f"{defence!s}.tokens", part, "extra_tokens", statistics)
     yield from _operator_effects(rows[rows["part"] != "attack"], statistics)
-    once = rows.groupby("pair").first()
-    yield maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster])
+    yield pair_noise(rows, statistics)
 
 
 def _prevented(attacks: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from kvprobe.compose.base import compose
 from kvprobe.compose.chunk import Header, header_ids, precompile
-from kvprobe.compose.prompts import as_cached_prompt, compile_segment, composition_of, merged
+from kvprobe.compose.prompts import as_cached_prompt, compile_segment, composition_of, merged, span_of_neighbours
 from kvprobe.compose.splice import Splice
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit
 from kvprobe.edit.splicing import rerun_from, with_new_value
@@ -76,7 +75,7 @@ def composed_case(subject: Subject, case: EditCase, layout: SkillLayout) -> Comp
     skill = skill_span(prompt.spans, present, case.edit.field)
     whole = merged(prompt, _SKILL, present)
     chunk = compile_segment(subject, whole, _SKILL, layout.header)
-    composed = compose(subject, composition_of(whole, {_SKILL: chunk}).parts, Splice.name, seam=layout.seam)
+    composed = compose(subject, composition_of(whole, {_SKILL: chunk}), Splice.name, seam=layout.seam)
     stale = as_cached_prompt(composed, case.stale.spans)
     head = prompt.token_ids[: skill.start] if layout.header == "real" else header_ids(subject, layout.header)
     return ComposedCase(replace(case, stale=stale), skill, head, composed.receipt)
@@ -90,9 +89,7 @@ def skill_span(spans: Mapping[str, Span], segments: Sequence[str], field: str) -
     """
     if field not in segments:
         raise ConfigError(f"The skill is made of {', '.join(segments) or 'nothing'} and does not hold {field!r}.")
-    if any(spans[left].end != spans[right].start for left, right in pairwise(segments)):
-        raise ConfigError(f"The segments {', '.join(segments)} do not follow one another in the prompt.")
-    return Span(spans[segments[0]].start, spans[segments[-1]].end)
+    return span_of_neighbours(spans, segments)
 
 
 class RecompiledSkill(EditMethod):

@@ -33,7 +33,7 @@ import pandas as pd
 from pydantic import Field
 
 from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Chunk, Header, precompile
+from kvprobe.compose.chunk import Chunk, Header, compile_behind
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.errors import ConfigError
@@ -169,8 +169,7 @@ class ToolCallsProbe(Probe):
         }
         gains["header_gain"] = ("splice_neutral", "splice_none")
         for name, arms in gains.items():
-            gain = paired_difference(f"{name}.accuracy", rows, "correct", arms, statistics)
-            effects += [] if gain is None else [gain]
+            effects += paired_difference(f"{name}.accuracy", rows, "correct", arms, statistics)
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:
@@ -221,11 +220,8 @@ class _Desk:
         return self._placed[key]
 
     def _chunk(self, before: tuple[int, ...], held: tuple[int, ...], header: Header) -> Chunk:
-        ahead = before if header == "real" else ()
-        # At the very start of a prompt nothing precedes the definitions, so being compiled alone is the real thing.
-        chosen: Header = "none" if header == "real" and not before else header
-        if (key := (held, chosen, ahead)) not in self._chunks:
-            self._chunks[key] = precompile(self.subject, held, chosen, before=ahead)
+        if (key := (held, header, before if header == "real" else ())) not in self._chunks:
+            self._chunks[key] = compile_behind(self.subject, held, header, before)
         return self._chunks[key]
 
 

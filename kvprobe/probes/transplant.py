@@ -34,13 +34,14 @@ import torch
 from pydantic import Field
 
 from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Chunk, Header, beginning_of_text, precompile
+from kvprobe.compose.chunk import Chunk, Header, beginning_of_text, compile_behind, precompile
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.fidelity import Judged, decide_behind, fidelity_effects, judge, paired_difference
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, ratio_of_sums
+from kvprobe.probes.measures import pair_noise
+from kvprobe.stats import Effect, StatisticsConfig, mean, ratio_of_sums
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
@@ -164,8 +165,7 @@ class Transplant(Probe):
                 effects += _above_wrong_chunk(name, str(arm), part, statistics)
             effects += _rotation(str(condition), part, statistics)
         effects += _coupling(rows, statistics)
-        floors = rows.groupby("pair")[["noise_floor", statistics.cluster]].first()
-        effects.append(maximum("noise.margin", floors["noise_floor"], clusters=floors[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:
@@ -217,15 +217,13 @@ class _Chunks:
         """The arm's chunk; None for the arm without a rule."""
         if arm.says == "nothing":
             return None
-        before = judged.prompt.token_ids[: judged.prompt.spans[CHUNK].start] if arm.header == "real" else ()
-        if arm.elsewhere or before:
-            return precompile(self.subject, self._own, "real", before=self._elsewhere if arm.elsewhere else before)
-        # At the very start of a prompt nothing stands before a rule, so being compiled alone is being compiled there.
-        header: Header = "none" if arm.header == "real" else arm.header
-        if (header, arm.says) not in self._made:
+        if arm.elsewhere or arm.header == "real":
+            ahead = self._elsewhere if arm.elsewhere else judged.prompt.token_ids[: judged.prompt.spans[CHUNK].start]
+            return compile_behind(self.subject, self._own, "real", ahead)
+        if (arm.header, arm.says) not in self._made:
             ids = {"own": self._own, "wrong": self._wrong, "shuffled": self._shuffled}[arm.says]
-            self._made[header, arm.says] = precompile(self.subject, ids, header)
-        return self._made[header, arm.says]
+            self._made[arm.header, arm.says] = precompile(self.subject, ids, arm.header)
+        return self._made[arm.header, arm.says]
 
 
 def _wrong_rule(pair: Pair, others: Sequence[Pair]) -> tuple[int, ...]:
@@ -273,9 +271,7 @@ def _above_wrong_chunk(name: str, arm: str, rows: pd.DataFrame, statistics: Stat
     if arm == "wrong_chunk":
         return
     arms = arm, "wrong_chunk"
-    effect = paired_difference(f"{name}.cosine_above_wrong_chunk", rows, "cosine", arms, statistics, unit="cosine")
-    if effect is not None:
-        yield effect
+    yield from paired_difference(f"{name}.cosine_above_wrong_chunk", rows, "cosine", arms, statistics, unit="cosine")
 
 
 def _rotation(condition: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
@@ -283,9 +279,7 @@ def _rotation(condition: str, rows: pd.DataFrame, statistics: StatisticsConfig) 
     gains = {"cosine": ("cosine", "cosine"), "agreement": ("agrees", "fraction"), "kl": ("kl", "nats")}
     for gain, (column, unit) in gains.items():
         arms = ("no_rotation", "splice_none") if gain == "kl" else ("splice_none", "no_rotation")
-        effect = paired_difference(f"{condition}.rotation.{gain}_gain", rows, column, arms, statistics, unit=unit)
-        if effect is not None:
-            yield effect
+        yield from paired_difference(f"{condition}.rotation.{gain}_gain", rows, column, arms, statistics, unit=unit)
 
 
 def _coupling(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:

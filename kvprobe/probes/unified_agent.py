@@ -39,7 +39,7 @@ from kvprobe.compose.chunk import Chunk
 from kvprobe.edit.auto import Auto
 from kvprobe.engine.readout import read
 from kvprobe.probes import base
-from kvprobe.probes.agent_cases import AgentCase, agent_case, auto_cases, fitted_auto, is_decided
+from kvprobe.probes.agent_cases import AgentCase, agent_case, auto_cases, is_decided
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.crossfit import folds
 from kvprobe.stats import (
@@ -149,7 +149,8 @@ class UnifiedAgent(Probe):
         for selection, evaluation in folds(skeletons, self.parameters.folds, self.parameters.seed):
             # A model that decides nothing rightly is stopped by the gate, not here.
             chosen = [index for index in selection if is_decided(cases[index])] or list(selection)
-            auto = fitted_auto([edit for index in chosen for edit in learned[index]], self.parameters.error_cost)
+            edits = [edit for index in chosen for edit in learned[index]]
+            auto = Auto.fit(edits, error_cost=self.parameters.error_cost)
             fitted |= dict.fromkeys(evaluation, auto)
         return fitted
 

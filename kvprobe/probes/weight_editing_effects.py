@@ -10,6 +10,7 @@ import pandas as pd
 
 from kvprobe.probes.concurrent_requests import OTHER_WORDING, OWN_PREFIX, SHARED_PREFIX
 from kvprobe.probes.edit_arms import baseline_effects
+from kvprobe.probes.measures import pair_noise
 from kvprobe.probes.weight_editing_arms import COLLATERAL, EDITED_PREFIX, TARGET
 from kvprobe.stats import Effect, StatisticsConfig, maximum, median, proportion
 
@@ -35,8 +36,7 @@ def weight_editing_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> 
         equal, clusters = edits["weights_equal"].astype(float), edits[statistics.cluster]
         yield proportion("weights.bit_equal", equal, clusters=clusters, statistics=statistics)
     yield from baseline_effects(rows, statistics)
-    once = rows.groupby("pair").first()
-    yield maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster])
+    yield pair_noise(rows, statistics)
 
 
 def _validation_effects(arm: str, found: pd.Series, statistics: StatisticsConfig) -> Iterator[Effect]:

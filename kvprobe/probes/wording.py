@@ -40,7 +40,8 @@ from kvprobe.errors import ConfigError
 from kvprobe.probes import base
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.chains import Chain, finish_chains
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
+from kvprobe.probes.measures import pair_noise
+from kvprobe.stats import Effect, StatisticsConfig, mean, proportion, ratio_of_sums
 from kvprobe.tasks.extra_lines import NAMES, Subjects, line_tokens
 from kvprobe.tasks.pairs import Pair
 
@@ -140,8 +141,7 @@ class WordingProbe(Probe):
         effects: list[Effect] = []
         for mode, part in rows.groupby("mode", sort=False):
             effects += _mode_effects(str(mode), part, statistics)
-        once = rows.groupby("pair").first()
-        effects.append(maximum("noise.margin", once["noise_floor"], clusters=once[statistics.cluster]))
+        effects.append(pair_noise(rows, statistics))
         return effects
 
     def plot(self, panels: Sequence[Panel]) -> Figure:

@@ -180,14 +180,7 @@ def _refused_early(plan: Plan, prepared: Preparation) -> ModelOutcome | None:
         pd.DataFrame(rows), config.gate, config.statistics, generated=len(plan.pairs), unaligned=prepared.unaligned
     )
     early = f"Refused after {len(rows)} of {len(prepared.pairs)} pairs: nothing was measured."
-    result = ModelResult(
-        name=prepared.name,
-        status=Status.NOT_APPLICABLE,
-        reason=f"{_reason(gate, prepared, ())} {early}",
-        identity=prepared.identity,
-        gate=gate,
-    )
-    return ModelOutcome(result, pa.table({}))
+    return _unmeasured(prepared, gate, f"{_reason(gate, prepared, ())} {early}")
 
 
 def _cannot_be_asked(plan: Plan, prepared: Preparation, cause: str) -> ModelOutcome:
@@ -195,13 +188,11 @@ def _cannot_be_asked(plan: Plan, prepared: Preparation, cause: str) -> ModelOutc
     _, gate = apply_gate(
         pd.DataFrame(), config.gate, config.statistics, generated=generated, unaligned=prepared.unaligned
     )
-    result = ModelResult(
-        name=prepared.name,
-        status=Status.NOT_APPLICABLE,
-        reason=f"{cause} Nothing was measured.",
-        identity=prepared.identity,
-        gate=replace(gate, reason=cause),
-    )
+    return _unmeasured(prepared, replace(gate, reason=cause), f"{cause} Nothing was measured.")
+
+
+def _unmeasured(prepared: Preparation, gate: GateReport, reason: str) -> ModelOutcome:
+    result = ModelResult(prepared.name, Status.NOT_APPLICABLE, reason, identity=prepared.identity, gate=gate)
     return ModelOutcome(result, pa.table({}))
 
 
