@@ -124,13 +124,16 @@ def apply_gate(
     return rows["pair"].map(included).astype(bool), report
 
 
-def hopeless(rows: Sequence[Mapping[str, Any]], gate: GateConfig, statistics: StatisticsConfig) -> bool:
+def hopeless(
+    rows: Sequence[Mapping[str, Any]], gate: GateConfig, statistics: StatisticsConfig, *, all_seen: bool = False
+) -> bool:
     """Whether a model's first pairs leave no doubt that it decides too few unedited prompts rightly to pass.
 
     Args:
         rows: one for each pair, as `apply_gate` reads them.
         gate: the thresholds.
         statistics: of the interval, whose upper end must lie below the gate.
+        all_seen: there are no further pairs, so the share itself decides, as it does in `apply_gate`.
     """
     pairs = pd.DataFrame([dict(row) for row in rows])
     fates = _fates(pairs, gate)
@@ -138,7 +141,7 @@ def hopeless(rows: Sequence[Mapping[str, Any]], gate: GateConfig, statistics: St
     accuracy = proportion(
         "oracle.accuracy", right, clusters=_paired_labels(pairs[statistics.cluster]), statistics=statistics
     )
-    return accuracy.high < gate.oracle_accuracy
+    return (accuracy.estimate if all_seen else accuracy.high) < gate.oracle_accuracy
 
 
 def _fates(pairs: pd.DataFrame, gate: GateConfig) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from kvprobe.stats import Effect
 
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
 _FATAL = (ConfigError, UnknownNameError, StoreError)
-# A model that is refused is refused after this many pairs; one that decides the first few rightly is not held up.
+# A model that is refused is refused after this many pairs, or all where there are fewer; one that decides the first few rightly is not held up.
 _PREVIEWED = 8
 _PROMISING = 2
 SubjectLoader = Callable[[str], Any]
@@ -174,7 +174,10 @@ def _refused_early(plan: Plan, prepared: Preparation) -> ModelOutcome | None:
         rows.append({"pair": index, cluster: getattr(pair.scenario, cluster, index), **seen})
         if index + 1 >= _PROMISING and all(row["m_base"] < 0 < row["m_donor"] for row in rows):
             return None
-    if len(rows) < _PREVIEWED or not hopeless(rows, config.gate, config.statistics):
+    all_seen = len(rows) == len(prepared.pairs)
+    if (len(rows) < _PREVIEWED and not all_seen) or not hopeless(
+        rows, config.gate, config.statistics, all_seen=all_seen
+    ):
         return None
     _, gate = apply_gate(
         pd.DataFrame(rows), config.gate, config.statistics, generated=len(plan.pairs), unaligned=prepared.unaligned

@@ -321,6 +321,19 @@ def test_a_model_that_will_not_pass_is_refused_before_it_is_measured(
     assert not len(result.rows())
 
 
+def test_a_model_with_few_pairs_is_refused_as_the_gate_would_after_all_of_them(tmp_path: Path, probe: FakeProbe) -> None:
+    probe.foreseen = lambda pair: {"m_base": -1.0, "m_donor": -1.0}
+    probe.change = lambda row: {**row, "m_base": -1.0, "m_donor": -1.0}
+    few = {"task": {"name": "gated_decision", "size": 5}, "models": ["red"]}
+    early = run(tmp_path / "early", few).models["red"]
+    assert not probe.measured
+    probe.foreseen = lambda pair: None
+    late = run(tmp_path / "late", few).models["red"]
+    assert probe.measured
+    assert early.status is late.status is Status.NOT_APPLICABLE
+    assert early.gate == late.gate
+
+
 def test_a_doubtful_model_is_measured(tmp_path: Path, probe: FakeProbe) -> None:
     margins = iter([-1.0, *[1.0] * 7])
     probe.foreseen = lambda pair: {"m_base": -1.0, "m_donor": next(margins)}
