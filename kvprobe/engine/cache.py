@@ -184,7 +184,7 @@ class KVCache:
             return None
         return (positions + int(self.axes.max()) - int(self.positions.max())).expand(3, -1)
 
-    def index_of(self, positions: Sequence[int]) -> Tensor:
+    def index_of(self, positions: Sequence[int] | Tensor) -> Tensor:
         """Where in the cache `positions` stand, int64 `[len(positions)]`.
 
         Raises:

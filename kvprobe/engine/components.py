@@ -24,7 +24,8 @@ from kvprobe.engine.forward import call_model, check_fills_cache, empty_cache, l
 from kvprobe.engine.interventions import KVPatch, check_patches
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.patched import patched_cache
-from kvprobe.engine.sweep import in_batches, plan_batch
+from kvprobe.engine.planner import plan_batch
+from kvprobe.engine.sweep import in_batches
 from kvprobe.errors import NumericsError, UnsupportedError
 from kvprobe.models.subject import Subject
 
@@ -201,7 +202,7 @@ class Components:
 
         length = len(token_ids) + (0 if cache is None else len(cache))
         # Rows are a third of a sweep's: the bridge lays keys and values out for every query head.
-        fits = max(1, min(plan_batch(self._subject, length) // 3, _TOKENS_AT_ONCE // max(1, len(token_ids))))
+        fits = max(1, min(plan_batch(self._subject, length, laid_out=True) // 3, _TOKENS_AT_ONCE // max(1, len(token_ids))))
         return in_batches(batch, len(rows), batch_size or fits)
 
     def gradients(

@@ -82,7 +82,7 @@ def check_patches(base: KVCache, patches: Iterable[KVPatch]) -> None:
         by_donor.setdefault(id(patch.donor), []).append(patch)
     for group in by_donor.values():
         places = {p: n for n, p in enumerate(sorted({p for patch in group for p in patch.positions}))}
-        changed = _changed(base, group[0].donor, list(places))
+        changed = changed_entries(base, group[0].donor, list(places))
         for patch in group:
             columns = [places[position] for position in patch.positions]
             layers = list(layers_of(patch, len(base.layers)))
@@ -93,8 +93,12 @@ def check_patches(base: KVCache, patches: Iterable[KVPatch]) -> None:
                 )
 
 
-def _changed(base: KVCache, donor: KVCache, positions: list[int]) -> Tensor:
-    """Bool `[layer, position]`: where keys or values of base and donor differ."""
+def changed_entries(base: KVCache, donor: KVCache, positions: Sequence[int] | Tensor) -> Tensor:
+    """Bool `[layer, position]` on the CPU: where keys or values of base and donor differ.
+
+    Raises:
+        UnsupportedError: a position is missing in either, or their shapes differ.
+    """
     check_same_shape(base, donor)
     here, there = base.index_of(positions), donor.index_of(positions)
     rows = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,10 @@ from kvprobe.engine.forward import call_model, logits_of
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch, Row, check_patches
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.patched import patched_cache
+from kvprobe.engine.planner import plan_batch
+from kvprobe.engine.shared_prefix import shared_prefix
 from kvprobe.errors import OutOfMemoryError, UnsupportedError
 from kvprobe.models.subject import Subject
-
-# Small enough for a batch to stay near the cache: larger ones measure slower on a CPU.
-_CPU_BUDGET = 32 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,12 @@ def run_patches(
     batch_size: int | None = None,
     *,
     reduce: Callable[[Tensor], Tensor] | None = None,
+    reference: bool = False,
 ) -> Tensor:
     """The decision under each of many interventions.
 
-    Only the last token of `base_ids` is run, on as many copies of the cache as fit; a batch that runs out of
-    memory is halved and run again.
+    Only the last token of `base_ids` is run, all rows on one shared cache of which each changes a few entries; a
+    batch that runs out of memory is halved and run again.
 
     Args:
         subject: the model.
@@ -49,6 +50,7 @@ def run_patches(
         patches: one row each: an intervention or several together, an empty sequence for the base itself.
         batch_size: rows in one forward pass; by default what memory allows.
         reduce: applied to the logits `[row, vocab]` of each batch, to keep less than a whole vocabulary per row.
+        reference: lay a whole cache out for every row and use the model's own attention, as a check.
 
     Returns:
         On the CPU, `[row, vocab]` or what `reduce` makes of it, in the order of `patches`.
@@ -63,10 +65,11 @@ def run_patches(
     check_patches(past, (item for row in rows for item in row if isinstance(item, KVPatch)))
 
     def run(start: int, stop: int) -> Tensor:
-        logits, _ = _decide(subject, base_ids[-1], position, past, rows[start:stop])
+        logits, _ = _decide(subject, base_ids[-1], position, past, rows[start:stop], reference=reference)
         return (logits if reduce is None else reduce(logits)).cpu()
 
-    return in_batches(run, len(rows), batch_size or plan_batch(subject, len(past) + 1))
+    laid_out = reference or not subject.architecture.shares_prefix
+    return in_batches(run, len(rows), batch_size or plan_batch(subject, len(past) + 1, laid_out=laid_out))
 
 
 def decide(
@@ -87,20 +90,6 @@ def decide(
     check_patches(past, (item for item in row if isinstance(item, KVPatch)))
     logits, weights = _decide(subject, base_ids[-1], position, past, [row], attention=attention)
     return Decision(logits[0], None if weights is None else weights[0])
-
-
-def plan_batch(subject: Subject, length: int) -> int:
-    """Rows of `length` keys that fit in memory with room to spare."""
-    config = subject.config
-    width = subject.architecture.head_dim(config)
-    size = subject.dtype.itemsize
-    # One layer's keys and values as laid out and once more repeated for every query head, scores, and logits.
-    per_key = 2 * width * size * (config.num_key_value_heads + config.num_attention_heads)
-    per_row: int = length * (per_key + 4 * 4 * config.num_attention_heads) + 3 * 4 * config.vocab_size
-    budget = _CPU_BUDGET
-    if subject.device.type == "cuda":
-        budget = torch.cuda.mem_get_info(subject.device)[0] // 2
-    return max(1, min(512, budget // per_row))
 
 
 def as_row(row: Row) -> tuple[KVPatch | AttentionKnockout, ...]:
@@ -132,14 +121,17 @@ def _decide(
     rows: Sequence[Sequence[KVPatch | AttentionKnockout]],
     *,
     attention: bool = False,
+    reference: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     place = torch.tensor([position])
     knockouts = [[item for item in row if isinstance(item, AttentionKnockout)] for row in rows]
     keys = torch.cat([past.positions, place])
     plan = plan_masks(subject, place, keys, torch.ones(1, len(keys), dtype=torch.bool), knockouts)
-    cache = patched_cache(past, [[item for item in row if isinstance(item, KVPatch)] for row in rows])
+    patches = [[item for item in row if isinstance(item, KVPatch)] for row in rows]
     ids = torch.full((len(rows), 1), token_id, dtype=torch.long)
-    output = call_model(subject, ids, place, cache, plan, axes=past.text_axes(place), attention=attention)
+    whole = reference or attention or not subject.architecture.shares_prefix
+    with nullcontext(patched_cache(past, patches)) if whole else shared_prefix(subject, past, patches) as cache:
+        output = call_model(subject, ids, place, cache, plan, axes=past.text_axes(place), attention=attention)
     weights = torch.stack([layer[:, :, 0] for layer in output.attentions], dim=1) if attention else None
     return logits_of(output, subject), weights
 

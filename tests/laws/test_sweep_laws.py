@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, FAMILIES, VOCABULARY, WINDOW, WINDOWED, build, rounds_to_float32, tiny, tokens
 
-from kvprobe.engine import sweep
+from kvprobe.engine import shared_prefix, sweep
+from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch
 from kvprobe.engine.operations import overwrite, slice_cache
+from kvprobe.engine.planner import plan_batch
 from kvprobe.engine.readout import cosine, read, read_rows
 from kvprobe.engine.sweep import decide, run_patches
 from kvprobe.errors import NoEffectError, OutOfMemoryError, UnsupportedError
@@ -60,8 +62,55 @@ def test_a_patched_row_equals_overwrite_then_forward(name: str, data: st.DataObj
     patch = KVPatch(tuple(sorted(places)), pair.donor.cache, chosen, no_op=True)
     before = slice_cache(pair.base.cache, range(DECISION))[0]
     patched, _ = overwrite(before, sorted(places), pair.donor.cache, chosen)
-    reference = forward(pair.subject, pair.ids[-1:], patched).logits
-    torch.testing.assert_close(pair.run([patch])[0], reference, atol=1e-12, rtol=0)
+    alone = forward(pair.subject, pair.ids[-1:], patched).logits
+    torch.testing.assert_close(pair.run([patch], reference=True)[0], alone, atol=1e-12, rtol=0)
+    exact = 1e-5 if rounds_to_float32(name) else 1e-12
+    torch.testing.assert_close(pair.run([patch])[0], alone, atol=exact, rtol=0)
+
+
+@st.composite
+def _row(draw: st.DrawFn, donors: list[KVCache], layers: int) -> tuple[KVPatch | AttentionKnockout, ...]:
+    """Patches of several donors one over the other, and knockouts, in any layers."""
+    places = st.sets(st.integers(0, DECISION - 1), max_size=DECISION).map(lambda chosen: tuple(sorted(chosen)))
+    chosen = st.one_of(st.none(), st.sets(st.integers(0, layers - 1)).map(tuple))
+    patch = st.builds(KVPatch, places, st.sampled_from(donors), chosen, st.just(True))
+    knockout = st.builds(AttentionKnockout, st.just((DECISION,)), places, chosen, st.just(True))
+    return tuple(draw(st.lists(st.one_of(patch, patch, knockout), max_size=4)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(data=st.data())
+def test_rows_on_one_shared_cache_equal_rows_laid_out_whole(name: str, data: st.DataObject) -> None:
+    pair = Pair(name, torch.float64)
+    third = prefill(pair.subject, tokens(LENGTH, seed=3)).cache
+    donors = [pair.donor.cache, third, pair.base.cache]
+    rows = data.draw(st.lists(_row(donors, pair.subject.layers), min_size=1, max_size=6))
+    size = data.draw(st.integers(1, 6))
+    exact = 1e-5 if rounds_to_float32(name) else 1e-11
+    laid_out = pair.run(rows, reference=True)
+    torch.testing.assert_close(pair.run(rows, batch_size=size), laid_out, atol=exact, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_attended_in_parts_equal_rows_attended_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(name, torch.float64)
+    rows = [KVPatch((place,), pair.donor.cache) for place in range(FIELD, DECISION)]
+    at_once = pair.run(rows)
+    monkeypatch.setattr(shared_prefix, "SCORES_AT_ONCE", 1)
+    torch.testing.assert_close(pair.run(rows), at_once, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_on_one_shared_cache_are_as_near_to_float64_as_rows_laid_out_whole(name: str, dtype: torch.dtype) -> None:
+    def sweep_in(precision: torch.dtype, **options: bool) -> torch.Tensor:
+        pair = Pair(name, precision)
+        rows = [KVPatch((place,), pair.donor.cache, no_op=True) for place in range(FIELD, DECISION)]
+        return pair.run(rows, **options).double()
+
+    exact = sweep_in(torch.float64)
+    shared, laid_out = (float((sweep_in(dtype, reference=whole) - exact).norm()) for whole in (False, True))
+    assert shared <= 1.5 * laid_out + 1e-6
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -248,8 +297,8 @@ def test_reduce_keeps_only_what_is_asked_and_planning_is_positive() -> None:
     rows = [KVPatch((place,), pair.donor.cache) for place in range(FIELD, DECISION)]
     kept = pair.run(rows, batch_size=4, reduce=lambda logits: logits[:, [5, 9]])
     torch.testing.assert_close(kept, pair.run(rows)[:, [5, 9]], atol=NOISE, rtol=0)
-    assert sweep.plan_batch(pair.subject, 10**9) == 1
-    assert sweep.plan_batch(pair.subject, 100) > 64
+    assert plan_batch(pair.subject, 10**9) == plan_batch(pair.subject, 10**9, laid_out=True) == 1
+    assert plan_batch(pair.subject, 100) > 64
 
 
 def test_readout_by_hand() -> None:

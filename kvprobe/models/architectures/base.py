@@ -38,6 +38,11 @@ class ArchitectureAdapter:
     latent_cache: ClassVar[bool] = False
     """Whether a cached entry is a latent, from which each pass expands the keys and values of all heads."""
 
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether rows of a sweep can attend to one shared cache; a latent must be expanded for each row anew."""
+        return not self.latent_cache
+
     def layer_types(self, config: Any) -> tuple[str, ...]:
         """`full_attention` or `sliding_attention` for each layer."""
         declared = getattr(config, "layer_types", None)
