@@ -7,52 +7,32 @@ engine: windows and soft-capping act here as they do there.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvprobe.engine.bridge import HOOK_LEVEL, bridge_of, hook_points
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import call_model, check_fills_cache, empty_cache, logits_of, prefill
 from kvprobe.engine.interventions import KVPatch, check_patches
 from kvprobe.engine.masks import plan_masks
+from kvprobe.engine.own_modules import edited, has_place
 from kvprobe.engine.patched import patched_cache
 from kvprobe.engine.planner import plan_batch
+from kvprobe.engine.shared_prefix import shared_prefix
 from kvprobe.engine.sweep import in_batches
 from kvprobe.errors import NumericsError, UnsupportedError
 from kvprobe.models.subject import Subject
 
-# Where the position axis is in each activation, the batch axis being 0.
-_OF_BLOCK = {
-    "hook_resid_pre": 1,
-    "hook_resid_mid": 1,
-    "hook_resid_post": 1,
-    "hook_attn_out": 1,
-    "hook_mlp_out": 1,
-    "attn.hook_q": 1,
-    "attn.hook_k": 1,
-    "attn.hook_v": 1,
-    "attn.hook_z": 1,
-    "attn.hook_rot_q": 2,
-    "attn.hook_rot_k": 2,
-    "attn.hook_attn_scores": 2,
-    "attn.hook_pattern": 2,
-    "attn.hook_out": 1,
-    "mlp.hook_pre": 1,
-    "mlp.hook_post": 1,
-}
-_OF_MODEL = {"hook_embed": 1, "ln_final.hook_scale": 1, "ln_final.hook_normalized": 1}
 # The bridge reads it where the MLP does, so a change there would miss the residual stream itself.
 _READ_ONLY = "hook_resid_mid"
-# Tags the hooks that this file adds, so that only they are removed.
-_LEVEL = 1
 # Of all tokens of one batch: beyond it a CPU gains nothing from larger batches.
 _TOKENS_AT_ONCE = 1024
 # Largest difference from the subject's own logits, relative to their norm, that another kernel may make.
@@ -127,10 +107,12 @@ class Components:
     """Names of all activations that can be read and edited."""
 
     def __init__(self, subject: Subject) -> None:
-        self._bridge = bridge = _bridge(subject.architecture.bridgeable(subject.model), subject.name)
+        self._bridge = bridge = bridge_of(subject.architecture.bridgeable(subject.model), subject.name)
         self._subject = replace(subject, model=bridge.original_model)
+        # Another object, so that what is kept for a subject does not keep it.
+        self._own = replace(subject)
         check_fills_cache(bridge.original_model)
-        self._points, self._axes = _hook_points(bridge, subject.layers)
+        self._points, self._axes = hook_points(bridge, subject.layers)
         self.hooks = tuple(self._points)
         self._check_agrees(subject)
 
@@ -161,8 +143,12 @@ class Components:
         patches: Sequence[Sequence[KVPatch]] | None = None,
         batch_size: int | None = None,
         reduce: Callable[[Tensor], Tensor] | None = None,
+        reference: bool = False,
     ) -> Tensor:
         """The last token's logits under each of many sets of edits.
+
+        Edits that have a place at the model's own modules are made there, on one shared cache; all others, and all
+        of a batch with one of them, through the bridge, with every row's cache laid out.
 
         Args:
             token_ids: tokens to run.
@@ -171,6 +157,7 @@ class Components:
             patches: for each row, patches of `cache` that it runs on.
             batch_size: rows in one forward pass; by default what memory allows.
             reduce: applied to the logits `[row, vocab]` of each batch, to keep less than a whole vocabulary per row.
+            reference: go through the bridge whatever is edited, as a check.
 
         Returns:
             On the CPU, `[row, vocab]` (at least float32) or what `reduce` makes of it.
@@ -195,14 +182,18 @@ class Components:
                 for edit in row:
                     by_hook.setdefault(edit.hook, []).append((number, edit))
             editors = {name: _editor(edits, self._axes[name], start) for name, edits in by_hook.items()}
-            with self._hooked(editors):
-                part = None if patches is None else patches[first:last]
-                logits = self._call(token_ids, cache, last - first, patches=part)
-                return (logits if reduce is None else reduce(logits)).cpu()
+            part = None if patches is None else patches[first:last]
+            with self._hooked(editors) if bridged else edited(self._own, editors):
+                logits = self._call(token_ids, cache, last - first, patches=part, bridged=bridged)
+            return (logits if reduce is None else reduce(logits)).cpu()
 
+        bridged = reference or not all(has_place(edit.hook) for row in rows for edit in row)
         length = len(token_ids) + (0 if cache is None else len(cache))
-        # Rows are a third of a sweep's: the bridge lays keys and values out for every query head.
-        fits = max(1, min(plan_batch(self._subject, length, laid_out=True) // 3, _TOKENS_AT_ONCE // max(1, len(token_ids))))
+        fits = plan_batch(self._own, length, len(token_ids), laid_out=bridged or not self._shares(cache))
+        if bridged:
+            # The bridge lays keys and values out for every query head.
+            fits //= 3
+        fits = max(1, min(fits, _TOKENS_AT_ONCE // max(1, len(token_ids))))
         return in_batches(batch, len(rows), batch_size or fits)
 
     def gradients(
@@ -258,6 +249,7 @@ class Components:
         *,
         patches: Sequence[Sequence[KVPatch]] | None = None,
         gradients: bool = False,
+        bridged: bool = True,
     ) -> Tensor:
         if not len(token_ids):
             raise UnsupportedError("There is no token to run.")
@@ -266,23 +258,37 @@ class Components:
         places = _next_position(cache) + torch.arange(len(token_ids))
         keys = places if cache is None else torch.cat([cache.positions, places])
         causal = torch.ones(len(places), len(keys), dtype=torch.bool).tril(len(keys) - len(places))
-        plan = plan_masks(self._subject, places, keys, causal)
-        entries = empty_cache() if cache is None else patched_cache(cache, patches or [()] * rows)
+        subject = self._subject if bridged else self._own
+        plan = plan_masks(subject, places, keys, causal)
         ids = torch.as_tensor(token_ids, dtype=torch.long).expand(rows, -1)
         axes = None if cache is None else cache.text_axes(places)
-        output = call_model(self._subject, ids, places, entries, plan, axes=axes, gradients=gradients)
-        return logits_of(output, self._subject)
+        with self._entries(cache, patches or [()] * rows, shared=not bridged) as entries:
+            output = call_model(subject, ids, places, entries, plan, axes=axes, gradients=gradients)
+        return logits_of(output, subject)
+
+    def _shares(self, cache: KVCache | None) -> bool:
+        return cache is not None and len(cache) > 0 and self._own.architecture.shares_prefix
+
+    def _entries(
+        self, cache: KVCache | None, patches: Sequence[Sequence[KVPatch]], *, shared: bool
+    ) -> AbstractContextManager[Any]:
+        """The Hugging Face cache to run on."""
+        if cache is None:
+            return nullcontext(empty_cache())
+        if shared and self._shares(cache):
+            return shared_prefix(self._own, cache, patches)
+        return nullcontext(patched_cache(cache, patches))
 
     @contextmanager
     def _hooked(self, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         points = [self._points[name] for name in functions]
         try:
             for point, function in zip(points, functions.values(), strict=True):
-                point.add_hook(function, level=_LEVEL)
+                point.add_hook(function, level=HOOK_LEVEL)
             yield
         finally:
             for point in points:
-                point.remove_hooks(level=_LEVEL)
+                point.remove_hooks(level=HOOK_LEVEL)
 
     def _known(self, hooks: Sequence[str]) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(hooks))
@@ -324,48 +330,6 @@ def components(subject: Subject) -> Components:
 _MADE: weakref.WeakKeyDictionary[Subject, Components] = weakref.WeakKeyDictionary()
 
 
-def _bridge(model: Any, name: str) -> Any:
-    """A bridge over a copy of the module tree that holds the model's own parameters and buffers."""
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
-    weights = itertools.chain(model.parameters(), model.buffers())
-    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
-    try:
-        bridge = build_bridge_from_module(twin, type(model).__name__, hf_config=twin.config, model_name=name)
-    except (ImportError, ValueError) as error:
-        raise UnsupportedError(f"TransformerLens does not bridge {type(model).__name__}: {error}") from error
-    # It adds a bias of zeros to the unembedding, which would ask for a gradient.
-    twin.requires_grad_(False)
-    return bridge
-
-
-def _hook_points(bridge: Any, layers: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """The hook points that a forward pass visits, and the position axis of each, by name."""
-    axes = dict(_OF_MODEL)
-    for layer in range(layers):
-        axes |= {f"blocks.{layer}.{name}": axis for name, axis in _OF_BLOCK.items()}
-    everything = bridge.hook_dict
-    points = {name: everything[name] for name in axes if name in everything}
-    visited: dict[str, tuple[int, ...]] = {}
-
-    def visit(name: str) -> Callable[..., None]:
-        def read(activation: Tensor, *, hook: Any) -> None:  # noqa: ARG001
-            visited[name] = tuple(activation.shape)
-
-        return read
-
-    try:
-        for name, point in points.items():
-            point.add_hook(visit(name), level=_LEVEL)
-        with torch.no_grad():
-            bridge.original_model(torch.ones((1, 2), dtype=torch.long, device=bridge.original_model.device))
-    finally:
-        for point in points.values():
-            point.remove_hooks(level=_LEVEL)
-    points = {name: point for name, point in points.items() if name in visited}
-    return points, {name: axes[name] for name in points}
-
-
 def _next_position(cache: KVCache | None) -> int:
     return int(cache.positions.max()) + 1 if cache is not None and len(cache) else 0
 
@@ -379,9 +343,9 @@ def _check_positions(edit: ActivationEdit, places: range) -> None:
 
 
 def _editor(edits: Sequence[tuple[int, ActivationEdit]], axis: int, start: int) -> Callable[..., Tensor]:
-    """The TransformerLens hook that makes all edits of one activation, each in its row."""
+    """What makes all edits of one activation, each in its row; TransformerLens calls it with its hook."""
 
-    def change(activation: Tensor, *, hook: Any) -> Tensor:  # noqa: ARG001
+    def change(activation: Tensor, *, hook: Any = None) -> Tensor:  # noqa: ARG001
         changed = activation.clone()
         rows = changed.movedim(axis, 1)
         for number, edit in edits:

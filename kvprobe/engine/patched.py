@@ -70,9 +70,7 @@ class PatchedLayer(SharedBaseLayer):
         return keys, values
 
 
-def patched_cache(
-    base: KVCache, rows: Sequence[Sequence[KVPatch]], layer: type[SharedBaseLayer] = PatchedLayer
-) -> Any:
+def patched_cache(base: KVCache, rows: Sequence[Sequence[KVPatch]], layer: type[SharedBaseLayer] = PatchedLayer) -> Any:
     """A Hugging Face cache of `len(rows)` rows, each `base` with its patches applied in order."""
     from transformers.cache_utils import Cache
 

@@ -31,11 +31,17 @@ _ROWS = 64
 
 
 class SharedPrefixLayer(SharedBaseLayer):
-    """One layer: new entries alone pass through the model, the base stays here for the attention function."""
+    """One layer: new entries alone pass through the model, the base stays here for the attention function.
+
+    `new` are the keys and values of the last pass, `[row, kv_head, token, head_dim]` each.
+    """
+
+    new: tuple[Tensor, Tensor]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """The new entries as they are."""
-        return key_states, value_states
+        self.new = key_states, value_states
+        return self.new
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +117,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor,
+    *,
     scaling: float | None = None,
     softcap: float | None = None,
     **_: Any,
@@ -129,13 +136,23 @@ def _attend(
     for start in range(0, rows, step):
         part = slice(start, start + step)
         exchanges = active.exchanges(layer, start, min(rows, start + step))
-        result[part] = _attend_part(layer, exchanges, query[part], key[part], value[part], masks[part], scale, softcap)
+        result[part] = _attend_part(
+            layer,
+            exchanges,
+            query=query[part],
+            key=key[part],
+            value=value[part],
+            mask=masks[part],
+            scale=scale,
+            softcap=softcap,
+        )
     return result, None
 
 
 def _attend_part(
     layer: SharedPrefixLayer,
     exchanges: Sequence[_Exchange],
+    *,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -143,7 +160,7 @@ def _attend_part(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    rows, heads, tokens, width = query.shape
+    rows, _, tokens, width = query.shape
     kv_heads, base = key.shape[1], layer.get_seq_length()
     # One kv head serves a group of heads; group and token are one axis from here on.
     asked = query.reshape(rows, kv_heads, -1, width).transpose(0, 1)

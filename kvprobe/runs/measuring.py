@@ -22,7 +22,8 @@ from kvprobe.stats import Effect
 
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
 _FATAL = (ConfigError, UnknownNameError, StoreError)
-# A model that is refused is refused after this many pairs, or all where there are fewer; one that decides the first few rightly is not held up.
+# A model that is refused is refused after this many pairs, or all where there are fewer; one that decides the first
+# few rightly is not held up.
 _PREVIEWED = 8
 _PROMISING = 2
 SubjectLoader = Callable[[str], Any]

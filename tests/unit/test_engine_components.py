@@ -140,6 +140,33 @@ def test_positions_are_absolute_and_a_head_can_be_set_alone() -> None:
     assert seen[0][6, 2].any()
 
 
+@pytest.mark.parametrize("family", BRIDGED)
+def test_edits_at_the_models_own_modules_equal_those_through_the_bridge(family: str) -> None:
+    subject, ids, others = tiny(family, torch.float64), tokens(12), tokens(12, seed=1)
+    made, hidden = components(subject), subject.config.hidden_size
+    donor = prefill(subject, others).cache
+    cache = prefill(subject, ids).cache.take(slice(0, 9))
+    generator = torch.Generator().manual_seed(1)
+    vector = torch.randn(hidden, generator=generator, dtype=torch.float64)
+    head = torch.randn(8 if family != "wide_heads" else 1, generator=generator, dtype=torch.float64)
+    rows: list[list[ActivationEdit]] = [
+        [],
+        [ActivationEdit("blocks.0.hook_resid_pre", set_to(vector), (10,))],
+        [ActivationEdit("blocks.1.attn.hook_z", set_to(head, head=2))],
+        [
+            ActivationEdit("blocks.2.attn.hook_z", lambda z: 2 * z, (11,)),
+            ActivationEdit("blocks.0.hook_resid_post", add(vector)),
+        ],
+    ]
+    patches = [[], [KVPatch((2, 5), donor)], [], [KVPatch((8,), donor, (1,))]]
+    for entries, tail in ((None, ids), (cache, ids[9:])):
+        with_patches = {} if entries is None else {"patches": patches}
+        mine = made.run(tail, rows, cache=entries, **with_patches)
+        close(mine, made.run(tail, rows, cache=entries, reference=True, **with_patches))
+        close(made.run(tail, rows, cache=entries, batch_size=3, **with_patches), mine, 1e-9)
+        assert float((mine[1:] - mine[0]).abs().amax(-1).min()) > 1e-3
+
+
 @pytest.mark.parametrize("family", CORE)
 def test_patched_rows_agree_with_a_sweep(family: str) -> None:
     subject, ids, others = tiny(family), tokens(9), tokens(9, seed=1)

@@ -321,7 +321,9 @@ def test_a_model_that_will_not_pass_is_refused_before_it_is_measured(
     assert not len(result.rows())
 
 
-def test_a_model_with_few_pairs_is_refused_as_the_gate_would_after_all_of_them(tmp_path: Path, probe: FakeProbe) -> None:
+def test_a_model_with_few_pairs_is_refused_as_the_gate_would_after_all_of_them(
+    tmp_path: Path, probe: FakeProbe
+) -> None:
     probe.foreseen = lambda pair: {"m_base": -1.0, "m_donor": -1.0}
     probe.change = lambda row: {**row, "m_base": -1.0, "m_donor": -1.0}
     few = {"task": {"name": "gated_decision", "size": 5}, "models": ["red"]}

@@ -171,6 +171,10 @@ class ArchitectureAdapter:
         layers: Sequence[Any] = self.decoder(model).layers
         return layers
 
+    def output_projection(self, layer: Any) -> Any:
+        """The module that maps the heads of a decoder layer, one after the other, to the residual stream."""
+        return layer.self_attn.o_proj
+
     def head_dim(self, config: Any) -> int:
         """Channels of one head; not always hidden size over heads."""
         return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
