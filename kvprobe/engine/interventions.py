@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvprobe.engine.cache import KVCache
+from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.errors import NoEffectError, UnsupportedError
 
 
@@ -79,34 +79,55 @@ def check_patches(base: KVCache, patches: Iterable[KVPatch]) -> None:
     """
     by_donor: dict[int, list[KVPatch]] = {}
     for patch in patches:
-        by_donor.setdefault(id(patch.donor), []).append(patch)
+        of_donor = by_donor.setdefault(id(patch.donor), [])
+        if not of_donor:
+            check_same_shape(base, patch.donor)
+        of_donor.append(patch)
     for group in by_donor.values():
-        places = {p: n for n, p in enumerate(sorted({p for patch in group for p in patch.positions}))}
+        effective = [patch for patch in group if not patch.no_op]
+        places = {p: n for n, p in enumerate(sorted({p for patch in effective for p in patch.positions}))}
         changed = changed_entries(base, group[0].donor, list(places))
-        for patch in group:
+        for patch in effective:
             columns = [places[position] for position in patch.positions]
             layers = list(layers_of(patch, len(base.layers)))
-            if not patch.no_op and not bool(changed[layers][:, columns].any()):
+            if not bool(changed[layers][:, columns].any()):
                 raise NoEffectError(
                     f"Patching positions {_brief(patch.positions)} changes nothing: base and donor are equal there; "
                     "choose positions from the changed span on, or declare no_op."
                 )
 
 
-def changed_entries(base: KVCache, donor: KVCache, positions: Sequence[int] | Tensor) -> Tensor:
+def changed_entries(base: KVCache, donor: KVCache, positions: Sequence[int]) -> Tensor:
     """Bool `[layer, position]` on the CPU: where keys or values of base and donor differ.
 
     Raises:
-        UnsupportedError: a position is missing in either, or their shapes differ.
+        UnsupportedError: a position is missing in either.
     """
-    check_same_shape(base, donor)
     here, there = base.index_of(positions), donor.index_of(positions)
-    rows = []
-    for mine, other in zip(base.layers, donor.layers, strict=True):
-        a, b = mine.take(here), other.take(there)
-        differs = (a.keys != b.keys.to(a.keys.device)).any(-1) | (a.values != b.values.to(a.values.device)).any(-1)
-        rows.append(differs.any(1).any(0).cpu())
-    return torch.stack(rows)
+    layers = zip(base.layers, donor.layers, strict=True)
+    return torch.stack([_differ(mine.take(here), other.take(there)) for mine, other in layers])
+
+
+def differing_entries(base: KVCache, donor: KVCache, positions: Tensor) -> Tensor:
+    """Bool `[position]` on the CPU: where keys or values differ in any layer.
+
+    Raises:
+        UnsupportedError: a position is missing in either.
+    """
+    here, there = base.index_of(positions), donor.index_of(positions)
+    differs = torch.zeros(len(here), dtype=torch.bool)
+    # From the last layer down: what a change reaches at all differs there, and is settled by one comparison.
+    for mine, other in zip(reversed(base.layers), reversed(donor.layers), strict=True):
+        open_ones = (~differs).nonzero()[:, 0]
+        if not len(open_ones):
+            break
+        differs[open_ones] = _differ(mine.take(here[open_ones]), other.take(there[open_ones]))
+    return differs
+
+
+def _differ(mine: LayerKV, other: LayerKV) -> Tensor:
+    keys, values = mine.keys != other.keys.to(mine.keys.device), mine.values != other.values.to(mine.values.device)
+    return (keys.any(-1) | values.any(-1)).any(1).any(0).cpu()
 
 
 def check_same_shape(base: KVCache, donor: KVCache) -> None:

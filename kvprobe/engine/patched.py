@@ -17,12 +17,13 @@ from kvprobe.engine.interventions import KVPatch, layers_of
 
 @dataclass(frozen=True, eq=False)
 class RowEdit:
-    """Entries `here` `[entry]` of one row are entries `there` `[entry]` of the donor."""
+    """Entries `here` `[entry]` of one row are entries `there` `[entry]` of the donor; `no_op` as the patch says."""
 
     row: int
     here: Tensor
     donor: KVCache
     there: Tensor
+    no_op: bool
 
 
 class SharedBaseLayer:
@@ -78,7 +79,7 @@ def patched_cache(base: KVCache, rows: Sequence[Sequence[KVPatch]], layer: type[
     for number, patches in enumerate(rows):
         for patch in patches:
             here, there = base.index_of(patch.positions), patch.donor.index_of(patch.positions)
-            edit = RowEdit(number, here, patch.donor, there)
+            edit = RowEdit(number, here, patch.donor, there, patch.no_op)
             for chosen in layers_of(patch, len(edits)):
                 edits[chosen].append(edit)
     made = [layer(number, entries, edits[number]) for number, entries in enumerate(base.layers)]

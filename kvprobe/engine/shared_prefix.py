@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvprobe.engine.cache import KVCache
-from kvprobe.engine.interventions import KVPatch, changed_entries
+from kvprobe.engine.cache import KVCache, LayerKV
+from kvprobe.engine.interventions import KVPatch, differing_entries
 from kvprobe.engine.patched import RowEdit, SharedBaseLayer, patched_cache
 from kvprobe.engine.planner import SCORES_AT_ONCE
 from kvprobe.models.subject import Subject
@@ -46,39 +46,43 @@ class SharedPrefixLayer(SharedBaseLayer):
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """What some rows take from one donor.
+    """What the rows of one part take from donors.
 
     Attributes:
-        donor: the cache it comes from.
-        rows: `[row]` of a part, those that take anything.
-        here: `[entry]` in the base, all that any of them takes.
-        there: `[entry]` in the donor, the same ones.
-        chosen: `(row, entry)` indices into `rows` and `here` of what is exchanged, `[exchange]` each.
+        sources: donors with the entries `[entry]` taken from each, one after the other.
+        rows: `[exchange]`, within the part.
+        here: `[exchange]`, the base's entry that is exchanged.
+        entries: `[exchange]`, which of the sources' entries takes its place.
     """
 
-    donor: KVCache
+    sources: tuple[tuple[KVCache, Tensor], ...]
     rows: Tensor
     here: Tensor
-    there: Tensor
-    chosen: tuple[Tensor, Tensor]
+    entries: Tensor
+
+    def of_layer(self, number: int) -> LayerKV:
+        """Keys and values of all sources, `[1, kv_head, entry, head_dim]`."""
+        return LayerKV.join([donor.layers[number].take(there) for donor, there in self.sources])
+
+
+_Parts = list[tuple[slice, _Exchange | None]]
 
 
 class _Active:
-    """The cache that the model attends to now, and the exchanges of its parts, worked out once for all layers."""
+    """The cache that the model attends to now, with its rows cut into parts, once for all layers of equal edits."""
 
     def __init__(self, cache: Any, base: KVCache, device: torch.device) -> None:
         self.layers: Sequence[SharedPrefixLayer] = cache.layers
         self.base = base
         self.device = device
-        self._exchanges: dict[tuple[int, int, tuple[int, ...]], list[_Exchange]] = {}
+        self._parts: dict[tuple[int, ...], _Parts] = {}
 
-    def exchanges(self, layer: SharedPrefixLayer, start: int, stop: int) -> list[_Exchange]:
-        """Of rows `start` to `stop` in `layer`."""
-        edits = [edit for edit in layer.edits if start <= edit.row < stop]
-        key = start, stop, tuple(map(id, edits))
-        if key not in self._exchanges:
-            self._exchanges[key] = _exchanges(self.base, edits, range(start, stop), self.device)
-        return self._exchanges[key]
+    def parts(self, layer: SharedPrefixLayer, rows: int, most: int) -> _Parts:
+        """Consecutive rows, at most `most` in a part, and what they take from donors in `layer`."""
+        key = tuple(map(id, layer.edits))
+        if key not in self._parts:
+            self._parts[key] = _parts(self.base, layer.edits, rows, most, self.device)
+        return self._parts[key]
 
 
 _ACTIVE: ContextVar[_Active] = ContextVar("shared prefix")
@@ -131,14 +135,12 @@ def _attend(
     rows, heads, tokens, width = query.shape
     scale = width**-0.5 if scaling is None else scaling
     result = query.new_empty(rows, tokens, heads, value.shape[-1])
-    step = max(1, min(_ROWS, SCORES_AT_ONCE // (heads * tokens * (layer.get_seq_length() + tokens))))
+    most = max(1, min(_ROWS, SCORES_AT_ONCE // (heads * tokens * (layer.get_seq_length() + tokens))))
     masks = attention_mask.expand(rows, -1, -1, -1)
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
-        exchanges = active.exchanges(layer, start, min(rows, start + step))
+    for part, exchange in active.parts(layer, rows, most):
         result[part] = _attend_part(
             layer,
-            exchanges,
+            exchange,
             query=query[part],
             key=key[part],
             value=value[part],
@@ -151,7 +153,7 @@ def _attend(
 
 def _attend_part(
     layer: SharedPrefixLayer,
-    exchanges: Sequence[_Exchange],
+    exchange: _Exchange | None,
     *,
     query: Tensor,
     key: Tensor,
@@ -165,14 +167,11 @@ def _attend_part(
     # One kv head serves a group of heads; group and token are one axis from here on.
     asked = query.reshape(rows, kv_heads, -1, width).transpose(0, 1)
     scores = _product(asked, layer.base.keys[0].mT)
-    donated = []
-    for exchange in exchanges:
-        entries = exchange.donor.layers[layer.number].take(exchange.there)
-        keys, values = entries.keys[0].to(key), entries.values[0].to(value)
-        donated.append(values)
-        row, entry = exchange.chosen
-        theirs = _product(asked[:, exchange.rows], keys.mT)
-        scores[:, exchange.rows[row], :, exchange.here[entry]] = theirs[:, row, :, entry]
+    if exchange is not None:
+        theirs = exchange.of_layer(layer.number)
+        place = slice(None), exchange.rows, slice(None), exchange.here
+        taken = slice(None), exchange.rows, slice(None), exchange.entries
+        scores[place] = _product(asked, theirs.keys[0].to(key).mT)[taken]
     scores = torch.cat([scores, asked @ key.transpose(0, 1).mT], dim=-1).mul_(scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
@@ -181,13 +180,11 @@ def _attend_part(
     # As the model library does, though never in less than the model's own precision.
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     seen = weights[..., base:] @ value.transpose(0, 1)
-    for exchange, values in zip(exchanges, donated, strict=True):
-        row, entry = exchange.chosen
-        place = slice(None), exchange.rows[row], slice(None), exchange.here[entry]
-        taken = weights.new_zeros(kv_heads, len(exchange.rows), weights.shape[2], len(exchange.here))
-        taken[:, row, :, entry] = weights[place]
+    if exchange is not None:
+        moved = weights.new_zeros(*weights.shape[:3], theirs.keys.shape[2])
+        moved[taken] = weights[place]
         weights[place] = 0
-        seen[:, exchange.rows] += _product(taken, values)
+        seen += _product(moved, theirs.values[0].to(value))
     seen += _product(weights[..., :base], layer.base.values[0])
     return seen.view(kv_heads, rows, -1, tokens, value.shape[-1]).permute(1, 3, 0, 2, 4).flatten(2, 3)
 
@@ -198,26 +195,51 @@ def _product(rows: Tensor, shared: Tensor) -> Tensor:
     return (rows.reshape(kv_heads, count * asked, width) @ shared).view(kv_heads, count, asked, -1)
 
 
-def _exchanges(base: KVCache, edits: Sequence[RowEdit], rows: range, device: torch.device) -> list[_Exchange]:
-    if not edits:
-        return []
-    last = torch.full((len(rows), len(base)), -1)
-    for number, edit in enumerate(edits):
-        last[edit.row - rows.start, edit.here] = number
-    donors: dict[int, list[int]] = {}
-    for number, edit in enumerate(edits):
-        donors.setdefault(id(edit.donor), []).append(number)
-    made = []
-    for numbers in donors.values():
-        donor = edits[numbers[0]].donor
-        taken = torch.isin(last, torch.tensor(numbers))
-        # Equal entries stay the base's, so that a transplant of a cache onto itself changes not even the rounding.
-        taken[:, taken.any(0)] &= changed_entries(base, donor, base.positions[taken.any(0)]).any(0)
-        if not bool(taken.any()):
-            continue
-        taking, here = taken.any(1).nonzero()[:, 0], taken.any(0).nonzero()[:, 0]
-        there = donor.index_of(base.positions[here])
-        row, entry = taken[taking][:, here].nonzero(as_tuple=True)
-        chosen = row.to(device), entry.to(device)
-        made.append(_Exchange(donor, taking.to(device), here.to(device), there, chosen))
-    return made
+def _parts(base: KVCache, edits: Sequence[RowEdit], rows: int, most: int, device: torch.device) -> _Parts:
+    """Rows cut so that the entries which a part takes from donors do not outgrow the base."""
+    length, donors = len(base), {id(edit.donor): edit.donor for edit in edits}
+    numbers = {key: number for number, key in enumerate(donors)}
+    source = torch.full((rows, length), -1)
+    equal = {key: _equal_entries(base, donor, edits) for key, donor in donors.items()}
+    for edit in edits:
+        source[edit.row, edit.here] = numbers[id(edit.donor)]
+        if edit.no_op:
+            source[edit.row, edit.here[equal[id(edit.donor)][edit.here]]] = -1
+    codes = [(line * length + torch.arange(length))[line >= 0] for line in source]
+    parts: _Parts = []
+    start = 0
+    while start < rows:
+        stop, together = start + 1, set(codes[start].tolist())
+        while stop < min(rows, start + most) and len(wider := together | set(codes[stop].tolist())) <= length:
+            stop, together = stop + 1, wider
+        exchange = _exchange(base, list(donors.values()), codes[start:stop], device) if together else None
+        parts.append((slice(start, stop), exchange))
+        start = stop
+    return parts
+
+
+def _equal_entries(base: KVCache, donor: KVCache, edits: Sequence[RowEdit]) -> Tensor:
+    """Bool `[entry]`: what `donor` changes nothing of, among the edits that are declared no-ops.
+
+    It stays the base's: what is declared to change nothing changes not even the rounding.
+    """
+    equal = torch.zeros(len(base), dtype=torch.bool)
+    declared = [edit.here for edit in edits if edit.no_op and edit.donor is donor]
+    if declared:
+        here = torch.cat(declared).unique()
+        equal[here] = ~differing_entries(base, donor, base.positions[here])
+    return equal
+
+
+def _exchange(base: KVCache, donors: Sequence[KVCache], codes: Sequence[Tensor], device: torch.device) -> _Exchange:
+    """Of rows that take the entries `codes`, each a donor's number times the base's length plus the base's entry."""
+    length = len(base)
+    needed = torch.cat(list(codes)).unique()
+    sources = []
+    for number in (needed // length).unique().tolist():
+        here = needed[needed // length == number] % length
+        sources.append((donors[number], donors[number].index_of(base.positions[here])))
+    rows = torch.repeat_interleave(torch.arange(len(codes)), torch.tensor([len(code) for code in codes]))
+    taken = torch.cat(list(codes))
+    entries = torch.searchsorted(needed, taken)
+    return _Exchange(tuple(sources), rows.to(device), (taken % length).to(device), entries.to(device))
