@@ -7,10 +7,12 @@ MODELS ?= organisms
 RESULTS ?= runs
 JOBS ?=
 READY := $(VENV)/.kvprobe-ready
+BENCH_READY := $(VENV)/.kvprobe-bench-ready
+DOCS_READY := $(VENV)/.kvprobe-docs-ready
 
 .DEFAULT_GOAL := help
 SECTIONS := $(addprefix reproduce-section-,3 4 5 6)
-.PHONY: help install $(SECTIONS) calibrate report test test-slow lint types check organisms clean
+.PHONY: help install $(SECTIONS) calibrate report bench docs docs-serve test test-slow notebooks lint types check organisms clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -37,11 +39,32 @@ calibrate: $(READY) ## the same probes on models whose mechanism is known: notes
 report: $(READY) ## draw figures and write summaries of finished runs again
 	$(BIN)/kvprobe report $(RESULTS)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_READY) ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(DOCS_READY) ## the documentation, shown while it is written
+	$(BIN)/mkdocs serve
+
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(BENCH_READY) ## speed beside other tools and the machine's limit (QUICK=1: a first look; ONLY=position,head: parts)
+	$(BIN)/kvprobe models pull smollm2-135m
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
 test: $(READY) ## the test suite, warnings as errors
 	$(BIN)/python -m pytest -q -n auto
 
 test-slow: $(READY) ## the slow tests
 	$(BIN)/python -m pytest -q -m slow
+
+notebooks: $(READY) ## run every notebook, each in a Python of its own
+	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 --timeout=0 notebooks
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class KvprobeError(Exception):
@@ -26,6 +27,10 @@ class UnknownNameError(KvprobeError):
             else (f"known: {', '.join(self.known) or 'none'}.")
         )
         super().__init__(f"There is no {kind} named {name!r}; {hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error of a worker reaches the user through a pickle, which by default remembers the message only.
+        return type(self), (self.kind, self.name, self.known)
 
 
 class AlignmentError(KvprobeError):
@@ -62,3 +67,7 @@ class SampleError(KvprobeError):
 
 class OutOfMemoryError(KvprobeError):
     """The work does not fit in memory even at the smallest batch."""
+
+
+class WorkerLostError(KvprobeError):
+    """Work was not done because the process or the node that did it is gone, or there is none that could."""

@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         """Decorator that files the decorated object under `name`."""
 
         def file(entry: T) -> T:
-            if name in self._entries and self._entries[name] is not entry:
+            if name in self._entries and not _same_place(self._entries[name], entry):
                 raise ValueError(f"two {self.kind}s are named {name!r}")
             self._entries[name] = entry
             return entry
@@ -68,3 +68,11 @@ class Registry(Generic[T]):
             importlib.import_module(f"{self._package}.{module.name}")
         for entry_point in entry_points(group=self._entry_point_group):
             entry_point.load()
+
+
+def _same_place(one: object, other: object) -> bool:
+    """Whether both are one plugin: the same object, or one cell of a notebook run again."""
+    if one is other:
+        return True
+    places = {(getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)) for entry in (one, other)}
+    return len(places) == 1 and places.pop()[0] == "__main__"

@@ -55,7 +55,7 @@ app = typer.Typer(
 def main() -> None:
     """The `kvprobe` command."""
     # Here and not above, so that importing a command defines it but runs nothing else.
-    from kvprobe.cli import look, models, organisms, run  # noqa: F401
+    from kvprobe.cli import audit, doctor, look, models, organisms, run  # noqa: F401
 
     app()
 

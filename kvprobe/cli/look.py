@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvprobe.runs import ExperimentConfig, RunResult
-    from kvprobe.runs.explain import Explanation
+    from kvprobe.runs.processes import Failure
 
 _ROW_COLUMNS = (
     "model",
@@ -97,7 +97,7 @@ def explain(
 
     explanation = explained(target, results)
     console = Console(highlight=False)
-    behind = _behind(explanation)
+    behind = explanation.rows
     for line in explanation.lines():
         console.print(line, soft_wrap=True, markup=False)
     if rows and len(behind):
@@ -114,36 +114,49 @@ def explain(
 @app.command(epilog="Example: kvprobe report runs")
 def report(
     results_dir: Annotated[Path, typer.Argument(help="Folder of results, or of one run.")] = RESULTS,
+    *,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="Write the page alone, with the figures that are there.")
+    ] = False,
 ) -> None:
-    """Draw the figures and write the summaries of finished runs, the newest of each experiment, and of sections."""
-    from kvprobe.report.section import Reports, write_section
-    from kvprobe.report.write import write_index, write_report
-    from kvprobe.runs import find_runs, load_result
+    """Draw figures and write summaries of finished runs, the newest of each experiment, and one page of them all."""
+    from kvprobe.report.page.write import load_newest, write_page
+    from kvprobe.report.section import Reports
+    from kvprobe.runs import load_result
     from kvprobe.runs.results import SUMMARY
+
+    one = (results_dir / SUMMARY).is_file()
+    found, failures = ([load_result(results_dir)], []) if one else load_newest(results_dir)
+    if not found and not failures:
+        raise StoreError(f"{results_dir} holds no finished run; run an experiment first, or give another folder.")
+    reports = Reports()
+    if not page_only:
+        for result in found:
+            reports(result)
+        typer.echo("\n".join(map(str, reports.summaries)))
+        if not one:
+            reports.failures += _report_sections(found, results_dir)
+    page = write_page(found, results_dir, failures)
+    typer.echo(page.path)
+    for failure in (*failures, *reports.failures, *page.failures):
+        tell_failure(failure, named=True)
+    if failures or reports.failures or page.failures:
+        raise typer.Exit(FAILED)
+
+
+def _report_sections(found: list[RunResult], folder: Path) -> list[Failure]:
+    """Write the figure and the verdicts of each section, and an index of all runs; say where they are."""
+    from kvprobe.report.section import write_section
+    from kvprobe.report.write import write_index
     from kvprobe.runs.section import sections_of
 
-    newest = {folder.parent.name: folder for folder in find_runs(results_dir)}
-    folders = [results_dir] if (results_dir / SUMMARY).is_file() else list(newest.values())
-    if not folders:
-        raise StoreError(f"{results_dir} holds no finished run; run an experiment first, or give another folder.")
-    found = [load_result(folder) for folder in folders]
-    if folders == [results_dir]:
-        one = write_report(found[0])
-        typer.echo("\n".join(map(str, (*one.figures, one.summary))))
-        return
-    reports = Reports()
-    for result in found:
-        reports(result)
-    typer.echo("\n".join(map(str, reports.summaries)))
+    failures: list[Failure] = []
     for section in sections_of(found):
-        written = write_section(section, results_dir)
+        written = write_section(section, folder)
         typer.echo("\n".join(map(str, (*written.figures, written.summary))))
-        reports.failures += written.failures
-    typer.echo(write_index(found, results_dir))
-    for failure in reports.failures:
-        tell_failure(failure, named=True)
-    if reports.failures:
-        raise typer.Exit(FAILED)
+        failures += written.failures
+    typer.echo(write_index(found, folder))
+    return failures
 
 
 def _show_result(result: RunResult, *, effects: bool) -> None:
@@ -171,16 +184,6 @@ def _show_experiment(config: ExperimentConfig) -> None:
         paper = " to ".join(number(value) for value in sorted({min(values), max(values)})) if values else "–"
         rows.append((claim.id, claim.statement, paper, claim.source))
     console.print(plain_table("Claims", ("claim", "statement", "paper", "source"), rows))
-
-
-def _behind(explanation: Explanation) -> pd.DataFrame:
-    """The rows of the intervention or region an effect is named after; all where it is named after none."""
-    rows = explanation.rows
-    names = {part for effect in explanation.effects.values() for part in effect.name.split(".")}
-    for column in ("intervention", "region"):
-        if column in rows and (chosen := rows[column].isin(names)).any():
-            return rows[chosen]
-    return rows
 
 
 def _rows_table(title: str, rows: pd.DataFrame) -> Table:

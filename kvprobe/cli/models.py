@@ -14,6 +14,8 @@ from kvprobe.errors import ModelSourceError
 if TYPE_CHECKING:
     from kvprobe.models.config import ModelConfig
 
+PEAK_TFLOPS, SHARE = 989.0, 0.1
+"""Of one H100 SXM in bfloat16 without sparsity, and what passes over a few hundred tokens reach of it: assumed."""
 models_app = typer.Typer(
     help="List, fetch and describe models.", no_args_is_help=True, epilog="Example: kvprobe models list"
 )
@@ -56,6 +58,47 @@ def support() -> None:
     console.print()
     for reason, names in reasons.items():
         console.print(f"[bold]{', '.join(names)}[/bold]: {reason}")
+
+
+@models_app.command(epilog="Example: kvprobe models cost 3 4 --models paper")
+def cost(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="YAML files, folders of them, sections (3) or names. [default: all]")
+    ] = None,
+    models: Annotated[str, typer.Option(help="Names with commas, or a group of the files.")] = "paper",
+    *,
+    peak: Annotated[float, typer.Option(min=1.0, help="TFLOPS of one GPU in bfloat16.")] = PEAK_TFLOPS,
+    share: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of the peak that is reached.")] = SHARE,
+) -> None:
+    """Predict GPU memory and hours of experiments on models that need not be here."""
+    from kvprobe.cli.experiments import FOLDER, experiment_files
+    from kvprobe.report.tables import plain_table
+    from kvprobe.runs import load_config
+    from kvprobe.runs.costs import TOKENS, paper_tier_costs
+
+    files = experiment_files(experiments or [str(FOLDER)])
+    found, unknown = paper_tier_costs([load_config(file, models=models) for file in files], peak * 1e12, share)
+    rows = [
+        (
+            one.model,
+            str(one.experiments),
+            f"{one.weights / 1e9:.1f}",
+            f"{one.cache_per_token / 2**10:.0f}",
+            f"{one.memory / 1e9:.0f}",
+            f"{one.flops / 1e15:.1f}",
+            f"{one.hours:.2f}",
+        )
+        for one in found
+    ]
+    columns = ("model", "experiments", "weights GB", "cache KiB/token", "GPU memory GB", "PFLOP", "GPU hours")
+    console = Console(highlight=False)
+    console.print(plain_table("Predicted cost", columns, rows))
+    told = f"GPU memory: weights and a sweep over {TOKENS} tokens; hours: at {share:g} of {peak:g} TFLOPS."
+    console.print(told, style="dim", soft_wrap=True)
+    if left := max((one.uncounted for one in found), default=0):
+        console.print(f"Experiments left out because their work was not counted: {left}.", style="yellow")
+    if unknown:
+        console.print(f"Not predicted, since their YAML gives no shape: {', '.join(unknown)}.", style="yellow")
 
 
 @models_app.command(epilog="Example: kvprobe models pull smollm2-135m")

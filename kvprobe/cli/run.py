@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from kvprobe.cli.app import FAILED, INTERRUPTED, app, quieten
 from kvprobe.cli.experiments import experiment_files
+from kvprobe.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvprobe.runs import ExperimentConfig, SectionResult
     from kvprobe.runs.processes import Failure
 
 RESULTS = Path("runs")
+ExecutorName = Literal["processes", "ray"]
 _SOME_FAILED = "Error: some of the work failed, as told above; what was measured is kept."
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all results.")]
 
@@ -28,17 +30,25 @@ def run(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Size: full, or a profile of the file (quick).")] = None,
     results: ResultsOption = RESULTS,
+    *,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, help="Models measured at the same time. [default: as many as cores and memory allow]"),
     ] = None,
-    *,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="Where models are measured: processes of this machine, or a Ray cluster.")
+    ] = "processes",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="The cluster: auto or ray://HOST:10001. [default: the one Ray finds, else one here]"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells of work and measure nothing.")] = False,
 ) -> None:
     """Run experiments, or what is left of them, and judge their claims; of several, all together."""
     from kvprobe.models.catalogue import model_config
     from kvprobe.runs import load_config
 
+    _check_place(jobs, executor, ray_address)
     configs = [load_config(file, profile=profile, models=models) for file in experiment_files(experiments)]
     for name in (name for config in configs for name in config.models):
         # A misspelt name is better known now than after the models before it.
@@ -47,17 +57,24 @@ def run(
         for config in configs:
             _show_cells(config)
         return
-    failed = _run_one(configs[0], results, jobs) if len(configs) == 1 else _run_several(configs, results, jobs)
-    if failed:
+    place = {"jobs": jobs, "executor": executor, "ray_address": ray_address}
+    if (_run_one if len(configs) == 1 else _run_several)(configs, results, place):
         raise typer.Exit(FAILED)
 
 
-def _run_one(config: ExperimentConfig, results: Path, jobs: int | None) -> bool:
+def _check_place(jobs: int | None, executor: str, ray_address: str | None) -> None:
+    if executor == "ray" and jobs is not None:
+        raise ConfigError("--jobs counts processes of this machine; Ray places workers itself, so leave it out.")
+    if executor != "ray" and ray_address is not None:
+        raise ConfigError("--ray-address needs --executor ray; add it, or leave the address out.")
+
+
+def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, Any]) -> bool:
     """Run an experiment, show its verdicts and write its report. Returns whether something failed."""
     from kvprobe.report.tables import model_lines, verdict_tables
     from kvprobe.report.write import write_report
 
-    section = _run([config], results, jobs)
+    section = _run(configs, results, place)
     for failure in section.failures:
         tell_failure(failure)
     console = Console(highlight=False)
@@ -71,18 +88,22 @@ def _run_one(config: ExperimentConfig, results: Path, jobs: int | None) -> bool:
     return section.failed
 
 
-def _run_several(configs: list[ExperimentConfig], results: Path, jobs: int | None) -> bool:
+def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str, Any]) -> bool:
     """Run experiments, show all verdicts in one table and draw one figure. Returns whether something failed."""
+    from kvprobe.report.page.write import load_newest, write_page
     from kvprobe.report.section import Reports, write_section
     from kvprobe.report.section_tables import section_table
 
     reports = Reports()
-    section = _run(configs, results, jobs, on_result=reports)
+    section = _run(configs, results, place, on_result=reports)
     console = Console(highlight=False)
     console.print(section_table(section, console.width))
     written = write_section(section, results)
     figures = "".join(f"\nFigure: {file}" for file in written.figures[:1])
     console.print(f"{figures}\nReport: {written.summary}", soft_wrap=True)
+    found, unread = load_newest(results)
+    told = {failure.experiment: failure for failure in (*unread, *section.failures)}
+    console.print(f"Page: {write_page(found, results, tuple(told.values())).path}", soft_wrap=True)
     failures = (*section.failures, *reports.failures, *written.failures)
     for failure in failures:
         tell_failure(failure, named=True)
@@ -91,15 +112,13 @@ def _run_several(configs: list[ExperimentConfig], results: Path, jobs: int | Non
     return bool(failures) or section.failed
 
 
-def _run(configs: list[ExperimentConfig], results: Path, jobs: int | None, **listeners: Any) -> SectionResult:
+def _run(configs: list[ExperimentConfig], results: Path, place: dict[str, Any], **listeners: Any) -> SectionResult:
     from kvprobe.cli.live import LiveRun
     from kvprobe.runs import run_section
 
     with LiveRun(Console(stderr=True)) as live:
         try:
-            return run_section(
-                configs, results_dir=results, jobs=jobs, on_event=live, start_worker=quieten, **listeners
-            )
+            return run_section(configs, results_dir=results, on_event=live, start_worker=quieten, **place, **listeners)
         except KeyboardInterrupt:
             kept = f"what is finished is kept in {live.folder or results}, and the same command goes on from there"
             typer.echo(f"Interrupted; {kept}.", err=True)

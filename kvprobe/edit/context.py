@@ -161,6 +161,11 @@ class EditableContext:
         return self._prompt.token_ids
 
     @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._subject.tokenizer
+
+    @property
     def prompt(self) -> CachedPrompt:
         """Tokens, spans and cache, to be treated as read-only."""
         return self._prompt
@@ -282,6 +287,11 @@ class EditableContext:
     def __repr__(self) -> str:
         state = ", ".join(f"{name}={value!r}" for name, value in self._state.items())
         return f"EditableContext({state}; {len(self.token_ids)} tokens on {self._subject.name})"
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.tokens import editable_html
+
+        return editable_html(self)
 
     def _field(self, name: str) -> PlacedField:
         if name not in self._fields:

@@ -41,6 +41,11 @@ class Cost:
         """Tokens run, as a share of the edited prompt."""
         return self.tokens / self.prompt_tokens
 
+    def _repr_html_(self) -> str:
+        from kvprobe.display.costs import cost_html
+
+        return cost_html(self)
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -66,6 +71,11 @@ class Decision:
     def probabilities(self) -> dict[str, float]:
         """Of each whole answer; they add up to 1 only if the model says nothing else."""
         return {answer: float(torch.tensor(value).exp()) for answer, value in self.log_probabilities.items()}
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.costs import decision_html
+
+        return decision_html(self)
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,11 @@ class Seam:
         """By answer, its log-probability on the edited cache less that on the full prefill, in nats."""
         full = self.reprefilled.log_probabilities
         return {answer: value - full[answer] for answer, value in self.edited.log_probabilities.items()}
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.costs import seam_html
+
+        return seam_html(self)
 
 
 def decide_between(subject: Subject, prompt: CachedPrompt, answers: Sequence[str]) -> tuple[Decision, Tensor]:

@@ -165,6 +165,33 @@ class KVCache:
         """Bytes of keys and values, originals of moved keys not counted."""
         return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.keys, layer.values))
 
+    def describe(self) -> dict[str, str]:
+        """What it holds, in words, for its look in a notebook."""
+        places = self.positions
+        moved = int((self.positions != self.source_positions).sum())
+        stretch = f", {int(places.min())} to {int(places.max())}" if len(places) else ""
+        told = {
+            "layers": str(len(self.layers)),
+            "positions": f"{len(places)}{stretch}{f', {moved} of them moved' if moved else ''}",
+        }
+        if not self.layers:
+            return told
+        keys = self.layers[0].keys
+        return {
+            **told,
+            "keys": f"{list(keys.shape)} (batch, kv_head, position, head_dim)",
+            "dtype": f"{str(keys.dtype).removeprefix('torch.')} on {keys.device}",
+        }
+
+    def __repr__(self) -> str:
+        told = "; ".join(f"{name} {value}" for name, value in self.describe().items())
+        return f"KVCache({told}; {self.nbytes} bytes)"
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.costs import cache_html
+
+        return cache_html(self)
+
     @property
     def triples(self) -> Tensor:
         """`[3, position]`: the position each key is rotated to on each axis, equal where the cache has no axes."""

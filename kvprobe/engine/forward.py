@@ -35,6 +35,14 @@ class Forward:
     receipt: Receipt
     attention: tuple[Tensor, ...] | None = None
 
+    def __repr__(self) -> str:
+        return f"Forward({self.cache}; logits [{len(self.logits)}]; {self.receipt})"
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.costs import forward_html
+
+        return forward_html(self)
+
 
 def prefill(subject: Subject, token_ids: Sequence[int], *, offset: int = 0, attention: bool = False) -> Forward:
     """One causal pass over `token_ids` at positions `offset`, `offset + 1`, ...

@@ -37,3 +37,8 @@ class Receipt:
             self.seconds + other.seconds,
             self.tokens_copied + other.tokens_copied,
         )
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.costs import receipt_html
+
+        return receipt_html(self)

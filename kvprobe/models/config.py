@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from kvprobe.errors import ConfigError
 
@@ -31,6 +40,24 @@ class WheelPart(BaseModel):
 
     requirement: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+$")
     member: str
+
+
+class Resources(BaseModel):
+    """What a worker of a Ray cluster that holds the model is given, in Ray's own words; a node must have it all.
+
+    Attributes:
+        num_cpus: cores; by default as many as the worker has threads, and one beside a GPU.
+        num_gpus: GPUs, or a share of one; by default one for a model of tier `paper` and none for others.
+        memory: of the node, beside that of its GPUs, such as `60GiB`; by default what a model without a GPU takes.
+        custom: what the cluster's own nodes are labelled with, such as `{a100: 1}`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_cpus: float | None = Field(default=None, ge=0)
+    num_gpus: float | None = Field(default=None, ge=0)
+    memory: ByteSize | None = None
+    custom: dict[str, PositiveFloat] = Field(default_factory=dict)
 
 
 _NEEDED_KEYS = {
@@ -61,6 +88,8 @@ class ModelConfig(BaseModel):
         chat_arguments: keyword arguments of the template, for one with a thinking switch.
         memory_gb: weights in the CUDA dtype, in 1e9 bytes; an estimate for people, and for quantised hub models
             for the loader too.
+        resources: of a Ray cluster that a worker is given.
+        shape: keys of its Hugging Face configuration that say how large it is, for what is told before it is loaded.
         path: `organism`, `directory`, `gguf`: where the files lie; relative to the YAML file.
         hub_id, revision: `hub`: repository and git revision on the Hugging Face hub.
         wheels, file: `wheel_gguf`: the parts in order, and what the joined file is called in the cache.
@@ -80,6 +109,8 @@ class ModelConfig(BaseModel):
     chat: bool | None = None
     chat_arguments: dict[str, Any] = Field(default_factory=dict)
     memory_gb: float | None = Field(default=None, gt=0)
+    resources: Resources = Resources()
+    shape: dict[str, Any] = Field(default_factory=dict)
     path: Path | None = None
     hub_id: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
     revision: str | None = None

@@ -57,7 +57,7 @@ def verdict_markdown(section: SectionResult) -> str:
     rows = []
     for result, verdict in section.verdicts():
         model, paper, ours, counts, adjusted, outcome = _cells(verdict, wide=True)
-        p = _p(verdict.p_value)
+        p = p_text(verdict.p_value)
         claim = f"{HEADLINE if verdict.headline else ''} `{verdict.statement}` {verdict.claim}".strip()
         row = (result.config.name, claim, model, paper, ours, counts, p, adjusted, outcome, verdict.source)
         rows.append(row)
@@ -97,7 +97,7 @@ def _cells(verdict: Verdict, *, wide: bool) -> list[str]:
     line = VerdictLine.of(verdict)
     outcome = _outcome(verdict.outcome) + ("" if verdict.survives else f" {LOST}")
     counts = [line.counts] if wide else []
-    return [line.model, line.paper, line.ours, *counts, _p(verdict.p_adjusted), outcome]
+    return [line.model, line.paper, line.ours, *counts, p_text(verdict.p_adjusted), outcome]
 
 
 def _heading(result: RunResult) -> Iterator[Text]:
@@ -129,7 +129,8 @@ def _outcome(outcome: Outcome) -> str:
     return f"{STYLES[outcome][0]} {outcome}"
 
 
-def _p(value: float | None) -> str:
+def p_text(value: float | None) -> str:
+    """A p value with three decimals; `–` where nothing was tested."""
     if value is None:
         return "–"
     return "<0.001" if value < 0.001 else f"{value:.3f}"

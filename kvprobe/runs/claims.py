@@ -184,6 +184,11 @@ class Verdict:
         decided = self.outcome in (Outcome.REPRODUCED, Outcome.CONTRADICTED)
         return not decided or self.p_adjusted is None or self.p_adjusted <= self.level
 
+    def _repr_html_(self) -> str:
+        from kvprobe.display.results import verdict_html
+
+        return verdict_html(self)
+
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""
         record = asdict(self) | {"outcome": str(self.outcome)}

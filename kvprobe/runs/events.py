@@ -189,8 +189,18 @@ class Pace:
         return (self._clock() - self._began) / worked * max(0.0, self.total - self.done - part)
 
 
+@dataclass
+class _UnderWay:
+    """Cells of a model, and how many of them are done."""
+
+    cells: int = 1
+    done: int = 0
+
+
 class Tracker:
     """Hands all events on and adds how far the whole is; each model of each experiment is one unit of work.
+
+    Several models may be under way at once, but no model in two experiments.
 
     Args:
         models: of all experiments; one that is in several counts in each.
@@ -201,28 +211,32 @@ class Tracker:
         self.finished = 0
         self._pace = Pace(models)
         self._listener = listener
-        self._cells, self._after = 1, 0.0
+        self._over = 0
+        self._under_way: dict[str, _UnderWay] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take in an event; those of one model come together."""
+        """Take in an event."""
         match event:
             case CellAdvanced():
-                self._tell(event.model, event.block, event.part / self._cells)
+                self._tell(event.model, event.block, event.part / self._under_way[event.model].cells)
                 return
             case ModelStarted():
-                self._after = self._pace.done + 1.0
+                self._under_way[event.model] = _UnderWay()
             case ModelReady():
-                self._cells = max(1, event.cells)
+                self._under_way[event.model] = _UnderWay(max(1, event.cells), event.finished)
                 self.finished += event.finished
-                self._pace.skip(event.finished / self._cells)
-            case CellFinished():
-                self.finished += 1
-                self._pace.work(1 / self._cells)
-            case CellFailed():
-                self._pace.work(1 / self._cells)
+                self._pace.skip(event.finished / max(1, event.cells))
+            case CellFinished() | CellFailed():
+                self.finished += isinstance(event, CellFinished)
+                of_model = self._under_way[event.model]
+                of_model.done += 1
+                self._pace.work(1 / of_model.cells)
             case ModelFinished():
                 # Nothing is left to do of a model that failed, nor of one without cells.
-                self._pace.done = max(self._pace.done, self._after)
+                self._under_way.pop(event.model, None)
+                self._over += 1
+                parts = sum(model.done / model.cells for model in self._under_way.values())
+                self._pace.done = max(self._pace.done, self._over + parts)
         self._listener(event)
         match event:
             case CellFinished() | CellFailed():

@@ -1,4 +1,4 @@
-"""Where cells are computed: in this process by default; a distributed executor has the same one method."""
+"""Where models are loaded and cells computed: in this process by default, or on workers of a cluster."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from kvprobe.errors import WorkerLostError
 from kvprobe.tasks.pairs import Pair
 
+Answer = TypeVar("Answer")
 Outcome = TypeVar("Outcome")
 
 
@@ -31,15 +33,32 @@ class Cell:
 
 
 class Executor(Protocol):
-    """Computes cells, in any order and on any machine; results do not depend on which."""
+    """Does what needs a loaded model, in any order and on any machine; results do not depend on which.
 
-    def run(self, work: Callable[[Cell], Outcome], cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
-        """Yield every cell with its outcome as soon as it is there."""
+    Work may be pickled, and loads its model itself.
+    """
+
+    def do(self, work: Callable[[], Answer]) -> Answer:
+        """What `work` returns or raises.
+
+        Raises:
+            WorkerLostError: nobody could do it.
+        """
+        ...
+
+    def run(
+        self, work: Callable[[Cell], Outcome], cells: Sequence[Cell]
+    ) -> Iterator[tuple[Cell, Outcome | WorkerLostError]]:
+        """Yield every cell with its outcome, or why it has none, as soon as it is there."""
         ...
 
 
 class InProcessExecutor:
     """One cell after the other, in order, in this process."""
+
+    def do(self, work: Callable[[], Answer]) -> Answer:
+        """What `work` returns or raises."""
+        return work()
 
     def run(self, work: Callable[[Cell], Outcome], cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
         """Yield every cell with its outcome as soon as it is there."""

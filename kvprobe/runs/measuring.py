@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, StoreError, UnknownNameError
+from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, StoreError, UnknownNameError, WorkerLostError
 from kvprobe.runs import events
 from kvprobe.runs.executors import Cell, Executor
 from kvprobe.runs.gate import GateReport, apply_gate, hopeless
@@ -59,8 +60,12 @@ class _Measure:
     """The work on one cell."""
 
     plan: Plan
-    subject: Any
+    load_subject: SubjectLoader
     emit: events.Listener
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Who is told of how far a cell is stays in this process.
+        return type(self), (self.plan, self.load_subject, events.ignore)
 
     def __call__(self, cell: Cell) -> CellOutcome:
         began = time.monotonic()
@@ -69,7 +74,7 @@ class _Measure:
             self.emit(events.CellAdvanced(cell.model, cell.block, done / total if total else 0.0))
 
         try:
-            labels = labelled(self.plan.probe.measure(self.subject, cell.pairs, progress), cell)
+            labels = labelled(self.plan.probe.measure(self.load_subject(cell.model), cell.pairs, progress), cell)
             table_of(labels)  # refuses what is not a number before anything is written
         except _FATAL:
             raise
@@ -89,8 +94,8 @@ def measure_model(
         plan: the experiment.
         name: of the model.
         store: that finished cells are read from and written to.
-        executor: where cells are computed.
-        load_subject: loads a model by its name.
+        executor: where the model is loaded and its cells are computed.
+        load_subject: gives the model by its name there; called again and again, so it keeps what it loaded.
         emit: told of everything.
 
     Raises:
@@ -103,18 +108,21 @@ def measure_model(
     run = _Run(plan, store, executor, emit)
     emit(events.ModelStarted(name, models.index(name) + 1, len(models)))
     try:
-        prepared = prepare(name, plan.pairs, plan.config, load_subject)
+        prepared = executor.do(partial(_prepared, plan, name, load_subject))
     except (*_FATAL, AlignmentError):
         raise
     except KvprobeError as error:
-        failed = ModelResult(name, Status.FAILED, str(error), failures=(str(error),))
-        return _finished(run, ModelOutcome(failed, pa.table({})))
+        return _failed(run, name, error)
     cells = make_cells(prepared, plan.probe, plan.config)
     tables, pending = _stored(run, cells)
     emit(events.ModelReady(name, len(prepared.pairs), prepared.unaligned, len(cells), len(tables)))
-    if not tables and (refused := _refused_early(plan, prepared)) is not None:
+    try:
+        refused = None if tables else executor.do(partial(_refused_early, plan, prepared, load_subject))
+    except WorkerLostError as error:
+        return _failed(run, name, error)
+    if refused is not None:
         return _finished(run, refused)
-    failures = _measure_pending(run, prepared, pending, tables)
+    failures = _measure_pending(run, prepared, pending, tables, load_subject)
     ordered = {cell.key: tables[cell.key] for cell in cells if cell.key in tables}
     lost = sum(len(cell.pairs) for cell in cells if cell.key not in tables)
     return _finished(run, _summarised(plan, prepared, ordered, failures, lost))
@@ -123,6 +131,16 @@ def measure_model(
 def log_event(store: Store, what: str, **details: Any) -> None:
     """One line of the run log, with the time."""
     store.log({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": what, **details})
+
+
+def _prepared(plan: Plan, name: str, load_subject: SubjectLoader) -> Preparation:
+    """What can be told of the model anywhere; the model itself stays where it was loaded."""
+    return replace(prepare(name, plan.pairs, plan.config, load_subject), subject=None)
+
+
+def _failed(run: _Run, name: str, error: KvprobeError) -> ModelOutcome:
+    failed = ModelResult(name, Status.FAILED, str(error), failures=(str(error),))
+    return _finished(run, ModelOutcome(failed, pa.table({})))
 
 
 def _stored(run: _Run, cells: Sequence[Cell]) -> tuple[dict[str, pa.Table], list[Cell]]:
@@ -144,11 +162,12 @@ def _stored(run: _Run, cells: Sequence[Cell]) -> tuple[dict[str, pa.Table], list
 
 
 def _measure_pending(
-    run: _Run, prepared: Preparation, pending: Sequence[Cell], tables: dict[str, pa.Table]
+    run: _Run, prepared: Preparation, pending: Sequence[Cell], tables: dict[str, pa.Table], load_subject: SubjectLoader
 ) -> list[str]:
     """Measure and store the cells that remain, adding to `tables`. Returns the failures."""
     failures = []
-    for cell, outcome in run.executor.run(_Measure(run.plan, prepared.subject, run.emit), pending):
+    for cell, answer in run.executor.run(_Measure(run.plan, load_subject, run.emit), pending):
+        outcome = CellOutcome(0.0, failure=str(answer)) if isinstance(answer, WorkerLostError) else answer
         if outcome.failure is not None:
             failures.append(f"Block {cell.block}: {outcome.failure}")
             log_event(run.store, "failed", cell=cell.key, message=outcome.failure)
@@ -162,13 +181,16 @@ def _measure_pending(
     return failures
 
 
-def _refused_early(plan: Plan, prepared: Preparation) -> ModelOutcome | None:
+def _refused_early(plan: Plan, prepared: Preparation, load_subject: SubjectLoader) -> ModelOutcome | None:
     """The outcome of a model whose first pairs show that it will not pass the gate; `None` to measure it."""
+    if not prepared.pairs:
+        return None
     config, rows = plan.config, []
-    if prepared.pairs and (cause := plan.probe.refusal(prepared.subject, prepared.pairs[0])) is not None:
+    subject = load_subject(prepared.name)
+    if (cause := plan.probe.refusal(subject, prepared.pairs[0])) is not None:
         return _cannot_be_asked(plan, prepared, cause)
     for index, pair in enumerate(prepared.pairs[:_PREVIEWED]):
-        seen = plan.probe.preview(prepared.subject, pair)
+        seen = plan.probe.preview(subject, pair)
         if seen is None:
             return None
         cluster = config.statistics.cluster

@@ -26,7 +26,7 @@ class Preparation:
 
     Args:
         name: of the model, as the experiment gives it.
-        subject: the loaded model.
+        subject: the loaded model; `None` where it was loaded elsewhere.
         identity: its identity as plain values.
         pairs: aligned, in the task's order.
         unaligned: prompt pairs that this tokenizer does not align.

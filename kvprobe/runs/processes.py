@@ -23,7 +23,7 @@ from kvprobe.errors import KvprobeError
 from kvprobe.runs import events
 from kvprobe.runs.capacity import limit_threads
 from kvprobe.runs.config import ExperimentConfig
-from kvprobe.runs.executors import InProcessExecutor
+from kvprobe.runs.executors import Executor, InProcessExecutor
 from kvprobe.runs.measuring import ModelOutcome, SubjectLoader, measure_model
 from kvprobe.runs.preparation import make_plan
 from kvprobe.runs.results import ModelResult, Status
@@ -70,14 +70,16 @@ def failure_of(experiment: str, error: Exception) -> Failure:
     return Failure(experiment, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
-def measure_task(task: ModelTask, load_subject: SubjectLoader, emit: events.Listener) -> TaskOutcome:
+def measure_task(
+    task: ModelTask, load_subject: SubjectLoader, emit: events.Listener, executor: Executor | None = None
+) -> TaskOutcome:
     """Measure one model of one experiment. What is raised becomes a `Failure`: other experiments must go on."""
     began = time.monotonic()
     result: ModelOutcome | Failure
     try:
         plan = make_plan(task.config)
         store = Store(task.results_dir, task.config.name, task.config.hash)
-        executor = InProcessExecutor()
+        executor = executor or InProcessExecutor()
         result = measure_model(plan, task.model, store=store, executor=executor, load_subject=load_subject, emit=emit)
     except Exception as error:
         result = failure_of(task.config.name, error)

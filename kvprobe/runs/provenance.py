@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
+import linecache
 import os
 import platform
 import subprocess
@@ -22,7 +23,7 @@ from kvprobe.tasks.pairs import Pair
 CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
-_WITHOUT_INFLUENCE = ("cli/", "report/", "stats/", "organisms/", "models/configs/")
+_WITHOUT_INFLUENCE = ("cli/", "report/", "display/", "stats/", "organisms/", "models/configs/")
 _SOURCES = {".py", ".yaml", ".yml"}
 
 
@@ -72,12 +73,19 @@ def source_hash() -> str:
 
 
 def plugin_hash(plugin: Any) -> str:
-    """sha256 of the source file that defines a plugin's class, which may lie outside the package."""
+    """sha256 of the source that defines a plugin's class: its file, which may lie outside the package, or its cell.
+
+    In a notebook nothing but the cell is hashed, so what a plugin calls belongs into the cell that defines it.
+    """
     try:
         file = inspect.getsourcefile(type(plugin))
-    except TypeError:
+    except (TypeError, OSError):
         file = None
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).exists() else "unknown"
+    if file and Path(file).exists():
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    cells = {member.__code__.co_filename for member in vars(type(plugin)).values() if inspect.isfunction(member)}
+    source = "".join(line for cell in sorted(cells) for line in linecache.getlines(cell))
+    return hashlib.sha256(source.encode()).hexdigest() if source else "unknown"
 
 
 @functools.cache

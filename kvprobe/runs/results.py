@@ -68,6 +68,11 @@ class ModelResult:
             raise UnknownNameError("effect", name, by_name)
         return by_name[name]
 
+    def _repr_html_(self) -> str:
+        from kvprobe.display.results import model_html
+
+        return model_html(self)
+
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -129,6 +134,15 @@ class RunResult:
     def rows(self) -> pd.DataFrame:
         """All rows of all models, with `included` telling which count."""
         return read_rows(self.folder)
+
+    def __repr__(self) -> str:
+        told = [f"{verdict.model}: {verdict.statement}: {verdict.outcome}" for verdict in self.verdicts]
+        return "\n".join([f"RunResult({self.config.name} in {self.folder}: {', '.join(self.models)})", *told])
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.results import run_html
+
+        return run_html(self)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,7 +55,7 @@ def run_experiment(
     started = time.monotonic()
     try:
         outcomes = [
-            measure_model(plan, name, store=store, executor=executor, load_subject=load_subject, emit=tracker)
+            measure_model(plan, name, store=store, executor=executor, load_subject=cache(load_subject), emit=tracker)
             for name in config.models
         ]
     except KeyboardInterrupt:

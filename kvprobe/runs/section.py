@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from kvprobe.runs import events
 from kvprobe.runs.capacity import limited_threads, possible_jobs, threads_of_each
@@ -18,6 +19,8 @@ from kvprobe.runs.processes import Failure, ModelTask, Outcomes, TaskOutcome, Wo
 from kvprobe.runs.results import RunResult
 from kvprobe.runs.runner import begin, conclude, default_loader
 from kvprobe.runs.store import Store
+
+ExecutorName = Literal["processes", "ray"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def run_section(
     on_result: Callable[[RunResult], None] | None = None,
     load_subject: SubjectLoader | None = None,
     start_worker: Callable[[], None] | None = None,
+    executor: ExecutorName = "processes",
+    ray_address: str | None = None,
 ) -> SectionResult:
     """Run experiments, or what is left of them, and judge their claims together.
 
@@ -91,8 +96,13 @@ def run_section(
         load_subject: in place of `kvprobe.models.loader.load_subject`; a function of a module where there are
             several jobs.
         start_worker: called first of all in every process that measures; a function of a module too.
+        executor: `processes` of this machine, or workers of a `ray` cluster, which are as many as its resources
+            allow and change no byte of the results either.
+        ray_address: of the cluster, as `ray.init` takes it; by default the one Ray finds, else one on this machine.
 
     Raises:
+        ConfigError: no Ray cluster answers.
+        UnsupportedError: Ray is asked for and not installed.
         UnknownNameError: there is no such model; with the nearest names.
     """
     configs = in_order(list({config.hash: config for config in configs}.values()))
@@ -101,7 +111,7 @@ def run_section(
         for config in configs:
             check_model_names(config)
     possible = possible_jobs(models)
-    jobs = max(1, min(jobs or possible, len(models)))
+    jobs = len(set(models)) if executor == "ray" else max(1, min(jobs or possible, len(models)))
     threads = threads_of_each(possible)
     loader = load_subject or default_loader()
     with limited_threads(threads):
@@ -109,7 +119,12 @@ def run_section(
         on_event(events.SectionStarted(name, len(configs), jobs))
         section = _Section(name, configs, str(results_dir), on_event, on_result)
         tasks = section.tasks()
-        if jobs == 1:
+        outcomes: Outcomes
+        if executor == "ray":
+            from kvprobe.runs.cluster import ClusterWorkers
+
+            outcomes = ClusterWorkers(ray_address, threads, loader, start_worker).run(tasks, section.tracker)
+        elif jobs == 1:
             outcomes = in_this_process(tasks, loader, section.tracker)
         else:
             outcomes = Workers(jobs, threads, loader, start_worker).run(tasks)

@@ -65,6 +65,11 @@ class Effect:
         left_out = f", {self.excluded} excluded" if self.excluded else ""
         return f"{_short(self.estimate)}{unit} {bounds}, n = {self.n}, {self.clusters} clusters{left_out}"
 
+    def _repr_html_(self) -> str:
+        from kvprobe.display.effects import effect_html
+
+        return effect_html(self)
+
     def to_record(self) -> dict[str, Any]:
         """Plain values for strict JSON; unbounded ends become the strings `inf` and `-inf`."""
         record = asdict(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -77,11 +77,16 @@ class Context:
 
 @dataclass(frozen=True)
 class TokenizedContext:
-    """Token ids of a context with the exact span of every segment."""
+    """Token ids of a context with the exact span of every segment.
+
+    `source` and `tokenizer` are what it was made from; nothing but its look in a notebook depends on them.
+    """
 
     token_ids: tuple[int, ...]
     spans: dict[str, Span]
     text: str
+    source: Context | None = field(default=None, repr=False, compare=False)
+    tokenizer: Any = field(default=None, repr=False, compare=False)
 
     @property
     def decision_position(self) -> int:
@@ -100,6 +105,27 @@ class TokenizedContext:
                 return name
         return "bos"
 
+    def token_texts(self) -> list[str]:
+        """The share of each token in `text`; joined they are all of it.
+
+        A token that stands for no text, or for a further part of a character, has an empty share. Without the source
+        the ids stand for the text.
+        """
+        if self.source is None or self.tokenizer is None:
+            return [f"⟨{token}⟩" for token in self.token_ids]
+        shares = [_segment_texts(segment.text, self.tokenizer) for segment in self.source.segments]
+        texts = [text for share in shares for text in share]
+        return [""] * (len(self.token_ids) - len(texts)) + texts
+
+    def __repr__(self) -> str:
+        spans = ", ".join(f"{name} {span.start}:{span.end}" for name, span in self.spans.items())
+        return f"TokenizedContext({len(self.token_ids)} tokens; {spans})"
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.tokens import context_html
+
+        return context_html(self)
+
 
 def tokenize(context: Context, tokenizer: Any) -> TokenizedContext:
     """Tokenise a context segment by segment.
@@ -116,7 +142,7 @@ def tokenize(context: Context, tokenizer: Any) -> TokenizedContext:
         piece = encode_segment(segment.text, tokenizer)
         spans[segment.name] = Span(len(ids), len(ids) + len(piece))
         ids.extend(piece)
-    return TokenizedContext(tuple(ids), spans, context.text)
+    return TokenizedContext(tuple(ids), spans, context.text, context, tokenizer)
 
 
 def encode_segment(text: str, tokenizer: Any) -> list[int]:
@@ -125,12 +151,29 @@ def encode_segment(text: str, tokenizer: Any) -> list[int]:
     Sentencepiece-like tokenizers put a space before a text that stands alone; encoding it behind an
     anchor and dropping the anchor avoids that.
     """
+    return _behind_anchor(text, tokenizer)[1]
+
+
+def _behind_anchor(text: str, tokenizer: Any) -> tuple[str, list[int]]:
     for anchor in _ANCHORS:
         prefix = _anchor_ids(tokenizer, anchor)
         ids = tokenizer.encode(anchor + text, add_special_tokens=False)
         if tuple(ids[: len(prefix)]) == prefix:
-            return list(ids[len(prefix) :])
+            return anchor, list(ids[len(prefix) :])
     raise AlignmentError(f"The tokenizer merges {text[:20]!r} with whatever stands before it; begin it with a space.")
+
+
+def _segment_texts(text: str, tokenizer: Any) -> list[str]:
+    """The share of each token of `encode_segment` in its text; blanks go with the token that follows them."""
+    anchor, ids = _behind_anchor(text, tokenizer)
+    if not ids:
+        return []
+    whole, start, texts = anchor + text, len(anchor), []
+    offsets = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    for _, end in offsets[-len(ids) : -1]:
+        texts.append(whole[start : max(start, end)])
+        start = max(start, end)
+    return [*texts, whole[start:]]
 
 
 @lru_cache(maxsize=256)

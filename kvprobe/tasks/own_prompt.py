@@ -2,54 +2,169 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from kvprobe.errors import ConfigError
 from kvprobe.tasks.base import TASKS, Task
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.pairs import PromptPair, Provenance
 
-_MARK = re.compile(r"\{\{(?P<old>[^{}|]+)\|(?P<new>[^{}|]+)\}\}")
+_MARK = re.compile(r"\{\{(?:(?P<name>[\w][\w -]*):\s)?(?P<old>[^{}|\n]+)\|(?P<new>[^{}|\n]+)\}\}")
+_BRACES = re.compile(r"\{\{.*?\}\}|\{\{|\}\}", re.DOTALL)
+_LABEL = re.compile(r"(?:^|[-*•,;.(])\s*(?P<label>[^-*•,;.(:=]+?)\s*[:=]\s*$")
 
 
 class Answers(BaseModel):
-    """The decision that is right under the old value and the one that is right under the new value."""
+    """The decision that is right under the old value and the one that is right under the new value.
+
+    With several fields, `old` is right while all hold their old values, and `new` says for each field by its name what
+    is right when it alone changes.
+    """
 
     model_config = ConfigDict(extra="forbid")
     old: str
+    new: str | dict[str, str]
+
+
+@dataclass(frozen=True)
+class MarkedField:
+    """A field as the file marks it: name, two values, the line that says a change (`{value}` in it), line number."""
+
+    name: str
+    old: str
     new: str
+    erratum: str
+    line: int
 
 
 class PromptFile(BaseModel):
     """The schema of a prompt file.
 
     Args:
-        name: shown in tables and used as the cluster name.
-        prompt: the text, with the field marked once as `{{old value|new value}}`.
+        name: shown in tables and used as the cluster name; by default the file's name.
+        prompt: the text, with the field marked as `{{old value|new value}}`. Several fields are marked each, with
+            their names: `{{status: pending|shipped}}`.
         cue: the last words, after which the decision is the next word.
-        answers: the two decisions.
+        answers: the two decisions; or a list of the possible ones, where it is the model that says which is right.
+        erratum: the line that says a change, with `{value}` in it; with several fields one for each by its name.
     """
 
     model_config = ConfigDict(extra="forbid")
-    name: str
+    name: str = ""
     prompt: str
     cue: str = "Answer:"
-    answers: Answers
+    answers: Answers | tuple[str, ...]
+    erratum: str | dict[str, str] = ""
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _told_apart(cls, given: Any) -> Answers | tuple[str, ...]:
+        if isinstance(given, Answers):
+            return given
+        if isinstance(given, list | tuple):
+            pool = tuple(_word(answer) for answer in given)
+            if len(set(pool)) < max(2, len(pool)):
+                raise ValueError("name at least two different answers, each once")
+            return pool
+        if not isinstance(given, Mapping) or set(given) != {"old", "new"}:
+            raise ValueError("write {old: cancel, new: deny}, or a list of the possible answers: [cancel, deny]")
+        old, new = _word(given["old"]), given["new"]
+        new = {str(name): _word(word) for name, word in new.items()} if isinstance(new, Mapping) else _word(new)
+        if set(new.values() if isinstance(new, dict) else (new,)) <= {old}:
+            raise ValueError(f"both answers are {old!r}; name the decision that is right under the new value")
+        return Answers(old=old, new=new)
 
     @model_validator(mode="after")
-    def _one_field(self) -> PromptFile:
-        marks = _MARK.findall(self.prompt)
-        if len(marks) != 1:
-            raise ValueError(
-                f"mark the field exactly once as {{{{old value|new value}}}}; {len(marks)} marks were found"
-            )
+    def _marked(self) -> PromptFile:
+        if not self.prompt.strip():
+            raise ValueError("prompt is empty; write the text, with the field marked as {{old value|new value}}")
+        if not self.marks:
+            found = [repr(braces) for braces in _BRACES.findall(self.prompt)]
+            near = f"; {found[0]} is none, for a mark holds two values on one line" if found else ""
+            raise ValueError(f"mark the field as {{{{old value|new value}}}}; 0 marks were found{near}")
         return self
+
+    @property
+    def marks(self) -> list[re.Match[str]]:
+        """The marks in the text; groups `name`, `old` and `new`."""
+        return list(_MARK.finditer(self.prompt))
+
+    @property
+    def left_over(self) -> list[str]:
+        """Double braces that are no mark and so stay in the text."""
+        return _BRACES.findall(_MARK.sub("", self.prompt))
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """All possible answers, each once."""
+        if isinstance(self.answers, tuple):
+            return self.answers
+        new = self.answers.new
+        return tuple(dict.fromkeys((self.answers.old, *(new.values() if isinstance(new, dict) else (new,)))))
+
+    def expected(self, field: str) -> tuple[str, str] | None:
+        """The right answers under the old and the new value of a field; `None` where the file does not say."""
+        if isinstance(self.answers, tuple):
+            return None
+        new = self.answers.new
+        return self.answers.old, new[field] if isinstance(new, dict) else new
+
+    def fields(self, where: str) -> list[MarkedField]:
+        """The marked fields, in the order of the text; one without a name is called as the label before it.
+
+        Raises:
+            ConfigError: names that are missing, used twice or used for no field, values that are empty or alike.
+        """
+        found = [self._field(mark, where) for mark in self.marks]
+        names = [field.name for field in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"{where}: prompt: {names.count(name)} marks are called {name!r}; give each a name of its own, as "
+                    "in {{first status: pending|shipped}}."
+                )
+        for key, given in (("answers.new", getattr(self.answers, "new", "")), ("erratum", self.erratum)):
+            if not isinstance(given, dict):
+                continue
+            unknown = [name for name in given if name not in names]
+            if unknown or (key == "answers.new" and len(given) < len(names)):
+                wrong = f"there is no field {unknown[0]!r}" if unknown else "a field is missing"
+                raise ConfigError(f"{where}: {key}: {wrong}; the marked fields are {', '.join(map(repr, names))}.")
+        return found
+
+    def _field(self, mark: re.Match[str], where: str) -> MarkedField:
+        old, new = mark["old"].strip(), mark["new"].strip()
+        if not old or not new or old == new:
+            raise ConfigError(f"{where}: prompt: the mark {mark[0]!r} needs two different values, {{{{old|new}}}}.")
+        start, end = self.prompt.rfind("\n", 0, mark.start()) + 1, self.prompt.find("\n", mark.end())
+        before = self.prompt[start : mark.start()]
+        after = self.prompt[mark.end() : end if end >= 0 else None]
+        label = _LABEL.search(before)
+        name = (mark["name"] or (label["label"] if label else "")).strip()
+        if not name and len(self.marks) > 1:
+            raise ConfigError(
+                f"{where}: prompt: with several marks each needs a name; write {mark[0]!r} as "
+                f"{{{{name: {old}|{new}}}}}."
+            )
+        own = self.erratum.get(name, "") if isinstance(self.erratum, dict) else self.erratum
+        if own and "{value}" not in own:
+            raise ConfigError(f"{where}: erratum: {own!r} has no {{value}} in it; write it where the new value goes.")
+        said = own or (
+            f"Update: the {name} is now {{value}}; this replaces the earlier one."
+            if name
+            else f"Update: {_MARK.sub(lambda other: other['old'], before).strip()} {{value}}"
+            f"{_MARK.sub(lambda other: other['old'], after).rstrip(' .;')}; this replaces the earlier one."
+        )
+        line = self.prompt[:start].count("\n") + 1
+        return MarkedField(name or "field", old, new, said.rstrip("\n") + "\n", line)
 
 
 @TASKS.register("own_prompt")
@@ -69,10 +184,21 @@ class OwnPrompt(Task):
 
 
 def prompt_pair(path: Path) -> PromptPair:
-    """The pair of one prompt file. Segments: `before`, `field`, one `line_N` a line after it, and `cue`."""
-    content = _read(path)
-    mark = _MARK.search(content.prompt)
-    assert mark is not None
+    """The pair of one prompt file. Segments: `before`, `field`, one `line_N` a line after it, and `cue`.
+
+    Raises:
+        ConfigError: the file is missing or not what the schema asks for, or marks more than one field.
+    """
+    content = read_prompt_file(path)
+    if len(content.marks) != 1:
+        raise ConfigError(
+            f"{path}: prompt: an experiment wants the field marked exactly once as {{{{old value|new value}}}}; "
+            f"{len(content.marks)} marks were found (`kvprobe audit` takes several)."
+        )
+    (mark,), (field,) = content.marks, content.fields(str(path))
+    expected = content.expected(field.name)
+    if expected is None:
+        raise ConfigError(f"{path}: answers: an experiment must know which is right; write {{old: ..., new: ...}}.")
     before, after = content.prompt[: mark.start()], content.prompt[mark.end() :]
     # The blank before a value belongs to it: most tokenizers put it into the value's first token.
     space = " " if before.endswith(" ") else ""
@@ -87,18 +213,63 @@ def prompt_pair(path: Path) -> PromptPair:
         )
         for value in (mark["old"], mark["new"])
     )
-    return PromptPair(base, donor, content.answers.old, content.answers.new, Provenance(content.name, "own", 0))
+    return PromptPair(base, donor, *expected, Provenance(content.name, "own", 0))
 
 
-def _read(path: Path) -> PromptFile:
+def read_prompt_file(path: Path) -> PromptFile:
+    """A prompt file.
+
+    Raises:
+        ConfigError: it is missing, no UTF-8, no YAML, or not what the schema asks for; names the key or the line.
+    """
     try:
-        content: Any = yaml.safe_load(path.read_text())
-        return PromptFile.model_validate(content)
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such prompt file; check the path.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8 text.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a YAML file.") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: this is not valid YAML ({str(error).splitlines()[0]}); mend the file.") from None
+        raise ConfigError(f"{path}: {_yaml_finding(error)}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold the keys prompt and answers; `kvprobe audit --example` shows a file.")
+    try:
+        found = PromptFile.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "prompt"
-        raise ConfigError(f"{path}: {key}: {first['msg']}.") from None
+        raise ConfigError(f"{path}: {_finding(error)}.") from None
+    return found if found.name else found.model_copy(update={"name": path.stem})
+
+
+def _word(given: Any) -> str:
+    if isinstance(given, bool):
+        raise ValueError("YAML reads a bare yes, no, on or off as true or false; put the answer in quotes, 'yes'")
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"{given!r} is no word; put each answer in quotes")
+    return given.strip()
+
+
+def _yaml_finding(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None:
+        return f"this is not valid YAML ({' '.join(str(error).split())}); mend the file"
+    return (
+        f"line {mark.line + 1} is not valid YAML ({problem}); write longer texts indented under 'prompt: |' and put "
+        "short ones in quotes"
+    )
+
+
+def _finding(error: ValidationError) -> str:
+    """The first finding as a clause that names the key; an unknown key is told before what it makes missing."""
+    findings = error.errors()
+    first = next((found for found in findings if found["type"] == "extra_forbidden"), findings[0])
+    key = str(first["loc"][0]) if first["loc"] else "prompt"
+    if first["type"] == "extra_forbidden":
+        known = sorted(PromptFile.model_fields)
+        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        return f"there is no key {key!r}; " + (f"did you mean {nearest[0]!r}?" if nearest else f"known: {known}")
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing; add it"
+    if first["type"] == "string_type":
+        return f"{key}: {first['input']!r} is no text; put it in quotes"
+    return f"{key}: {first['msg'].removeprefix('Value error, ').rstrip('.')}"

@@ -71,6 +71,16 @@ class Pair:
         """The same pair edited the other way round; variants are relative to the base and so are left out."""
         return Pair(self.donor, self.base, self.field, self.donor_answer_id, self.base_answer_id, self.scenario)
 
+    def __repr__(self) -> str:
+        changed, field = self.base.segment_of(self.field.start), self.field
+        length = len(self.base.token_ids)
+        return f"Pair({self.scenario.skeleton}, {length} tokens; {changed} at {field.start}:{field.end})"
+
+    def _repr_html_(self) -> str:
+        from kvprobe.display.tokens import pair_html
+
+        return pair_html(self)
+
 
 def align(pair: PromptPair, tokenizer: Any, *, chat: Mapping[str, Any] | None = None) -> Pair:
     """Tokenise both prompts of a pair and check that they line up (protocol section 0.2).

@@ -1,0 +1,1 @@
+"""How fast kvprobe is beside other ways of doing the same, and beside the machine itself."""

@@ -1,0 +1,1 @@
+"""Ways of running a sweep; one file each."""

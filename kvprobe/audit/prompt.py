@@ -1,0 +1,274 @@
+"""A user's prompt made ready for a model: tokens, fields in their places, answers, and what to warn of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvprobe.edit.base import CachedPrompt, FieldEdit
+from kvprobe.edit.fields import Field, Part, PlacedField, laid_out
+from kvprobe.engine.cache import KVCache
+from kvprobe.errors import AlignmentError, ConfigError, KvprobeError
+from kvprobe.models.catalogue import model_config
+from kvprobe.models.subject import Subject
+from kvprobe.tasks.chat import chat_wrapped
+from kvprobe.tasks.context import Context, TokenizedContext, encode_segment, show_tokens, tokenize
+from kvprobe.tasks.own_prompt import MarkedField, PromptFile
+
+_RESERVED = re.compile(r"task|cue|chat_prefix|chat_middle|line \d+|(before|after|erratum of) .*")
+
+
+@dataclass(frozen=True)
+class AuditField:
+    """One field in the prompt.
+
+    Attributes:
+        marked: as the file marks it.
+        placed: as it stands in the prompt.
+        donor: the prompt with this field alone at its new value.
+        insert_before: the segment an erratum goes in front of.
+        alone: whether it is the only field in its line, so that the line can be moved.
+    """
+
+    marked: MarkedField
+    placed: PlacedField
+    donor: TokenizedContext
+    insert_before: str
+    alone: bool
+
+    def edit(self, value: str, tokenizer: Any) -> FieldEdit:
+        """The change of the field to `value`."""
+        edit = self.placed.edit(value, tokenizer, self.insert_before)
+        return edit if self.alone else dataclasses.replace(edit, line_ids=None)
+
+
+@dataclass(frozen=True)
+class AuditPrompt:
+    """A prompt file on one model's tokenizer.
+
+    Attributes:
+        content: the file.
+        base: the prompt with every field at its old value.
+        fields: in the order of the text.
+        answer_ids: the first token of each possible answer.
+        chat: whether it stands in the tokenizer's chat template.
+        warnings: sentences on what may not be as meant.
+    """
+
+    content: PromptFile
+    base: TokenizedContext
+    fields: tuple[AuditField, ...]
+    answer_ids: Mapping[str, int]
+    chat: bool
+    warnings: tuple[str, ...]
+
+    def cached(self, tokens: TokenizedContext, cache: KVCache) -> CachedPrompt:
+        """A prompt on its cache, without the decision token's entry."""
+        return CachedPrompt(tokens.token_ids, tokens.spans, cache.take(slice(0, tokens.decision_position)))
+
+
+def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool = True) -> AuditPrompt:
+    """Tokenise a prompt file for a model.
+
+    Args:
+        subject: the model.
+        content: the file.
+        where: its path, for messages.
+        chat: whether to use the tokenizer's chat template, where it has one.
+
+    Raises:
+        ConfigError: marks, names, answers or the mark's place are not what an audit needs; names file and key.
+        AlignmentError: values of unequal token length, or joined with the text beside them.
+    """
+    tokenizer, marked = subject.tokenizer, content.fields(where)
+    for field in marked:
+        if _RESERVED.fullmatch(field.name):
+            raise ConfigError(
+                f"{where}: prompt: {field.name!r} is a name kvprobe uses itself; call the field otherwise."
+            )
+    template = _chat_arguments(subject) if chat and getattr(tokenizer, "chat_template", None) else None
+    context, placed = _laid_out(content, marked, where)
+    wrapped = context if template is None else chat_wrapped(context, tokenizer, **template)
+    base = tokenize(wrapped, tokenizer)
+    lines = [field.line for field in marked]
+    fields = tuple(
+        _audit_field(field, placed[field.name], wrapped, tokenizer, where, alone=lines.count(field.line) == 1)
+        for field in marked
+    )
+    return AuditPrompt(
+        content,
+        base,
+        fields,
+        _answer_ids(content, base, tokenizer, where),
+        template is not None,
+        tuple(_warnings(content, marked, base, subject)),
+    )
+
+
+def _chat_arguments(subject: Subject) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"enable_thinking": False}
+    with contextlib.suppress(KvprobeError):
+        arguments |= model_config(subject.identity.name).chat_arguments
+    return arguments
+
+
+def _laid_out(content: PromptFile, marked: list[MarkedField], where: str) -> tuple[Context, Mapping[str, PlacedField]]:
+    try:
+        context, placed = laid_out(_parts(content, marked))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: prompt: {error}") from None
+    names = [segment.name for segment in context.segments]
+    if names[-1] in (marked[-1].name, f"after {marked[-1].name}"):
+        raise ConfigError(
+            f"{where}: prompt: the mark of {marked[-1].name!r} stands at the very end, where nothing is left to take "
+            "notes or to decide; put the question after it, or give a cue."
+        )
+    return context, placed
+
+
+def _parts(content: PromptFile, marked: list[MarkedField]) -> list[Part]:
+    """A part for each line without a mark, called by its number, and for each field with the rest of its line.
+
+    The last line that says something is the task, if it has no mark; empty lines behind it belong to it.
+    """
+    text = content.prompt.rstrip("\n") + "\n"
+    lines = [(found.start(), found.end()) for found in re.finditer(r"[^\n]*\n", text)]
+    marks = list(zip(content.marks, marked, strict=True))
+    last = max(number for number, (start, end) in enumerate(lines, 1) if text[start:end].strip())
+    parts: list[Part] = []
+    for number, (start, end) in enumerate(lines, 1):
+        inside = [(mark, field) for mark, field in marks if field.line == number]
+        if inside:
+            parts += _line_parts(text, start, end, inside)
+        elif number <= last:
+            parts.append(("task" if number == last else f"line {number}", text[start:end]))
+    return [*parts, ("cue", content.cue)] if content.cue else parts
+
+
+def _line_parts(text: str, start: int, end: int, inside: Sequence[tuple[re.Match[str], MarkedField]]) -> Iterator[Part]:
+    for index, (mark, field) in enumerate(inside):
+        is_last = index + 1 == len(inside)
+        before = text[start : mark.start()]
+        if index and before:
+            yield f"before {field.name}", before
+            before = ""
+        yield Field(field.name, field.old, before, text[mark.end() : end] if is_last else "", field.erratum)
+        start = mark.end()
+
+
+def _audit_field(
+    field: MarkedField, placed: PlacedField, context: Context, tokenizer: Any, where: str, *, alone: bool
+) -> AuditField:
+    try:
+        old, new = (placed.value_ids(value, tokenizer) for value in (field.old, field.new))
+    except (ConfigError, AlignmentError) as error:
+        raise type(error)(f"{where}: prompt: {error}") from None
+    if len(old) != len(new):
+        raise AlignmentError(
+            f"{where}: prompt: the values of {field.name!r} differ in length: {show_tokens(old, tokenizer)} is "
+            f"{len(old)} and {show_tokens(new, tokenizer)} is {len(new)} tokens long; "
+            f"{_advice(field, placed, tokenizer)}."
+        )
+    if old == new:
+        raise AlignmentError(
+            f"{where}: prompt: both values of {field.name!r} are the same tokens for this model, "
+            f"{show_tokens(old, tokenizer)}; choose values it can tell apart."
+        )
+    names = [segment.name for segment in context.segments]
+    line_end = f"after {field.name}" if f"after {field.name}" in names else field.name
+    behind = names[names.index(line_end) + 1 :]
+    # Behind every field: an erratum in front of another field's line would be older news than that line.
+    insert = next((name for name in ("task", "chat_middle", "cue") if name in behind), behind[-1])
+    donor = context.replace(field.name, placed.blank + field.new)
+    return AuditField(field, placed, tokenize(donor, tokenizer), insert, alone)
+
+
+def _advice(field: MarkedField, placed: PlacedField, tokenizer: Any) -> str:
+    """Another writing of one of the values that makes them equally long, or how to find one."""
+    lengths: dict[str, int] = {}
+    for value in (field.old, field.new):
+        for written in dict.fromkeys((value, value.lower(), value.capitalize(), value.upper(), value.title())):
+            with contextlib.suppress(KvprobeError):
+                lengths[written] = len(placed.value_ids(written, tokenizer))
+    olds = [text for text in lengths if text.lower() == field.old.lower()]
+    news = [text for text in lengths if text.lower() == field.new.lower()]
+    pairs = [(old, new) for old in olds for new in news if lengths[old] == lengths[new]]
+    if pairs:
+        old, new = min(pairs, key=lambda pair: (pair[0] != field.old) + (pair[1] != field.new))
+        return f"{{{{{old}|{new}}}}} would be {lengths[old]} tokens each"
+    return "choose values of equal token length: common words are mostly one token, and numbers one a digit or group"
+
+
+def _answer_ids(content: PromptFile, base: TokenizedContext, tokenizer: Any, where: str) -> dict[str, int]:
+    """The first token of each answer as it would follow the prompt."""
+    blank = "" if tokenizer.decode(base.token_ids[-1:]).endswith((" ", "\n")) else " "
+    ids: dict[str, int] = {}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    for answer in content.pool:
+        first = encode_segment(blank + answer, tokenizer)[0]
+        if unknown is not None and first == unknown:
+            raise ConfigError(
+                f"{where}: answers: this model's tokenizer does not know {answer!r}; choose another word."
+            )
+        for other, taken in ids.items():
+            if taken == first:
+                raise AlignmentError(
+                    f"{where}: answers: {other!r} and {answer!r} begin with the same token, "
+                    f"{show_tokens([first], tokenizer)}, so the next token cannot tell them apart; choose answers that "
+                    "begin differently."
+                )
+        ids[answer] = first
+    return ids
+
+
+def _warnings(
+    content: PromptFile, marked: list[MarkedField], base: TokenizedContext, subject: Subject
+) -> Iterator[str]:
+    plain = content.prompt
+    for mark in reversed(content.marks):
+        plain = plain[: mark.start()] + "\0" + plain[mark.end() :]
+    for field in marked:
+        lines = _lines_with(field.old, plain)
+        if lines:
+            balanced = len(_lines_with(field.new, plain)) >= len(lines)
+            where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
+            yield (
+                f"The old value {field.old!r} of {field.name!r} also stands in {where}; only the marked place is "
+                + (
+                    "changed."
+                    if balanced
+                    else "changed, so if another line states the field too, the prompts contradict themselves."
+                )
+            )
+    for braces in dict.fromkeys(content.left_over):
+        yield f"{braces!r} is no mark of the form {{{{old|new}}}} and stays in the text as it is."
+    if content.cue != content.cue.rstrip():
+        yield "The cue ends in a blank, which most tokenizers would put into the answer; end it with its last mark."
+    tokenizer = subject.tokenizer
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is not None and unknown in base.token_ids:
+        yield _unknown_words(base, subject)
+
+
+def _unknown_words(base: TokenizedContext, subject: Subject) -> str:
+    tokenizer = subject.tokenizer
+    unknown = tokenizer.unk_token_id
+    words = [
+        word
+        for word in dict.fromkeys(re.findall(r"\w+|[^\w\s]", base.text))
+        if unknown in encode_segment(word, tokenizer)
+    ]
+    shown = ", ".join(map(repr, words[:8])) + (", ..." if len(words) > 8 else "")
+    return (
+        f"{subject.name} does not know {len(words)} words of the prompt ({shown}) and reads them as unknown; an "
+        "organism knows the words of kvprobe's task library only, so use a pocket model for other texts."
+    )
+
+
+def _lines_with(value: str, text: str) -> list[int]:
+    whole = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")
+    return [number for number, line in enumerate(text.split("\n"), 1) if whole.search(line)]

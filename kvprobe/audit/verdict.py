@@ -1,0 +1,220 @@
+"""From measurements to conclusions: what may be said of a field, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvprobe.audit.prompt import AuditField
+from kvprobe.audit.result import (
+    Dependence,
+    ErratumReading,
+    FieldAudit,
+    MethodReading,
+    Reading,
+    Safety,
+    Trial,
+)
+from kvprobe.runs.config import GateConfig
+
+TOLERANCE = 0.25
+"""How far a recovery may lie from 1, and that of a restated value from 0: half the way to where, with margins of equal
+size, the decision would turn."""
+_NO_EDIT = ("stale", "full_reprefill")
+
+
+def dependence(found: FieldAudit, answer_mass: float) -> Dependence:
+    """Whether the decision depends on the field; a margin within the noise floor decides nothing."""
+    floor = noise(found)
+    if _speechless(found, answer_mass):
+        return Dependence.ELSEWHERE
+    decisions = found.stale.decision, found.oracle.decision
+    if found.expected is not None and found.expected[0] == found.expected[1]:
+        return Dependence.NOT_ASKED if decisions == found.expected else Dependence.WRONG
+    if abs(found.oracle.margin - found.stale.margin) <= floor:
+        return Dependence.NONE
+    if decisions[0] == decisions[1] or found.stale.margin >= -floor or found.oracle.margin <= floor:
+        turned_back = found.stale.margin > floor and found.oracle.margin < -floor
+        return Dependence.WRONG if turned_back else Dependence.SAME
+    return Dependence.DEPENDS if found.expected in (None, decisions) else Dependence.WRONG
+
+
+def _speechless(found: FieldAudit, answer_mass: float) -> list[Reading]:
+    """The readings in which the model would not say an answer at all."""
+    return [read for read in (found.stale, found.oracle) if read.mass < answer_mass and not read.says_answer]
+
+
+def fixed(value: float) -> str:
+    """Two decimals, and no minus before a zero."""
+    return f"{round(value, 2) + 0.0:.2f}"
+
+
+def noise(found: FieldAudit) -> float:
+    """What a margin must exceed to be a decision, in logits: the measured noise, or the gate's where that is larger."""
+    return max(found.noise_floor, GateConfig().noise_floor)
+
+
+def judged_safety(forward: Trial, backward: Trial, restated: Sequence[Trial]) -> tuple[Safety, str]:
+    """Whether a method may be used, and why."""
+    ways = {"old to new": forward, "new to old": backward}
+    for way, trial in ways.items():
+        if not trial.right:
+            return Safety.UNSAFE, f"{way} it decides {trial.decision} instead of {trial.oracle}"
+    for trial in restated:
+        if not trial.right:
+            return Safety.UNSAFE, f"a restated value turns the decision from {trial.oracle} to {trial.decision}"
+    off = {way: trial.recovery for way, trial in ways.items() if abs(trial.recovery - 1) > TOLERANCE}
+    if off:
+        told = " and ".join(f"{recovery:.2f} ({way})" for way, recovery in off.items())
+        return Safety.FRAGILE, f"it decides rightly here, with a recovery of {told} instead of 1"
+    moved = max((trial.recovery for trial in restated), key=abs)
+    if abs(moved) > TOLERANCE:
+        return Safety.FRAGILE, f"it decides rightly here, but a restated value moves the margin by {moved:.2f}"
+    return Safety.SAFE, "right both ways, and a restated value leaves the decision alone"
+
+
+def erratum_reading(field: AuditField, methods: Sequence[MethodReading]) -> ErratumReading | None:
+    """What the erratum of a field says and does; `None` where it could not be appended."""
+    measured = next((method for method in methods if method.name == "erratum"), None)
+    if measured is None or measured.forward is None or measured.backward is None:
+        return None
+    declared, marked = field.placed.declared, field.marked
+    return ErratumReading(
+        line=declared.said(marked.new).rstrip("\n"),
+        line_back=declared.said(marked.old).rstrip("\n"),
+        before=_shown(field.insert_before),
+        followed=measured.forward.right,
+        followed_back=measured.backward.right,
+        restated_kept=all(trial.right for trial in measured.restated),
+    )
+
+
+def _shown(segment: str) -> str:
+    return {"task": "the last line of the prompt", "cue": "the cue", "chat_middle": "the end of the user's turn"}.get(
+        segment, segment
+    )
+
+
+def conclude(found: FieldAudit, answer_mass: float) -> FieldAudit:
+    """The field with its cheapest safe method and its conclusions, a sentence each."""
+    if found.dependence is not Dependence.DEPENDS:
+        return found.model_copy(update={"conclusions": (_no_verdict(found, answer_mass),)})
+    safe = [method for method in found.methods if method.safety is Safety.SAFE and method.name not in _NO_EDIT]
+    cheapest = safe[0].name if safe else None
+    found = found.model_copy(update={"cheapest": cheapest})
+    sentences = (_depends(found), _notes(found), _in_place(found), _cheapest(found), _erratum(found))
+    return found.model_copy(update={"conclusions": sentences})
+
+
+def _depends(found: FieldAudit) -> str:
+    stale, oracle = found.stale, found.oracle
+    return (
+        f"The decision depends on {found.name}: {found.old} leads to {stale.decision} and {found.new} to "
+        f"{oracle.decision} (margins {stale.margin:+.2f} and {oracle.margin:+.2f} logits)."
+    )
+
+
+def _no_verdict(found: FieldAudit, answer_mass: float) -> str:
+    stale, oracle = found.stale, found.oracle
+    nothing = "Nothing further is concluded."
+    match found.dependence:
+        case Dependence.ELSEWHERE:
+            worst = min(_speechless(found, answer_mass), key=lambda read: read.mass)
+            return (
+                f"The answers hold {worst.mass:.1%} of the probability, below {answer_mass:.0%}: the model would say "
+                f"{worst.says!r}. {nothing} Make the cue call for one of the answers (an example question with its "
+                "answer above it helps), try the chat template, or a larger model."
+            )
+        case Dependence.NOT_ASKED:
+            return (
+                f"The decision is {stale.decision} whatever {found.name} is, as the file says it should be; there is "
+                "no effect to look for and no edit to judge."
+            )
+        case Dependence.WRONG:
+            expected = found.expected or ("", "")
+            return (
+                f"The model decides wrongly: {found.old} leads to {stale.decision} and {found.new} to "
+                f"{oracle.decision}, where the file says {expected[0]} and {expected[1]}. {nothing} Reword the rule, "
+                "try a larger model, or give the answers as a list if the model's own decision is what counts."
+            )
+        case Dependence.SAME:
+            return (
+                f"The decision does not depend on {found.name}: it is {stale.decision} and {oracle.decision}, though "
+                f"the margin moves by {oracle.margin - stale.margin:+.2f} logits. {nothing} State the rule for both "
+                "values more plainly, or try a larger model."
+            )
+        case _:
+            moved = oracle.margin - stale.margin
+            return (
+                f"The decision does not depend on {found.name}: the margin moves by {moved:+.2g} logits, within the "
+                f"noise floor of {noise(found):.2g}. {nothing} Check that the rule asks for this field, or try a "
+                "larger model."
+            )
+
+
+def _notes(found: FieldAudit) -> str:
+    field, rest = found.set("field").recovery, _recovery(found, "downstream")
+    shares = f"the field's own entries carry {fixed(field)} of the effect and those after it {fixed(rest)}"
+    if rest >= 1 - TOLERANCE > field:
+        where = f"The model decides by notes it took after the field: {shares}"
+    elif field >= 1 - TOLERANCE > rest:
+        where = f"The model looks the field up: {shares}"
+    else:
+        where = f"The decision reads the field and what was noted after it: {shares}"
+    later = [token for token in found.tokens if token.recovery is not None and token.position >= found.span[1]]
+    strongest = sorted(later, key=lambda token: -(token.recovery or 0.0))[:3]
+    told = [
+        f"{token.text.strip() or 'line break'!r} in {token.segment} ({token.recovery:.2f})"
+        for token in strongest
+        if (token.recovery or 0.0) > max(0.02, resolution(found))
+    ]
+    return f"{where}. " + (
+        f"Strongest of the later tokens: {', '.join(told)}." if told else "No later token stands out."
+    )
+
+
+def resolution(found: FieldAudit) -> float:
+    """The noise floor of a recovery."""
+    return found.noise_floor / max(abs(found.oracle.margin - found.stale.margin), 1e-9)
+
+
+def _recovery(found: FieldAudit, name: str) -> float:
+    return next((each.recovery for each in found.sets if each.name == name), 0.0)
+
+
+def _in_place(found: FieldAudit) -> str:
+    method = found.method("field_only")
+    told = {Safety.SAFE: "is safe here", Safety.FRAGILE: "is not to be relied on", Safety.UNSAFE: "is not safe"}
+    return f"An in-place edit of the field alone {told.get(method.safety, 'cannot be made')}: {method.reason}."
+
+
+def _cheapest(found: FieldAudit) -> str:
+    if found.cheapest is None:
+        return "No cheaper edit is safe: prefill the prompt anew."
+    method = found.method(found.cheapest)
+    fragile = [other for other in found.methods if other.safety is Safety.FRAGILE and other.flops < method.flops]
+    sentence = (
+        f"The cheapest safe edit is {method.name}: it runs {method.token_share:.0%} of the tokens of a new prefill, at "
+        f"{method.flops_share:.0%} of its FLOPs and {method.seconds_share:.0%} of its seconds."
+    )
+    if fragile:
+        names = ", ".join(f"{other.name} ({other.flops_share:.0%})" for other in fragile)
+        sentence += f" Cheaper ones decide rightly here with a margin that is off; try them on more prompts: {names}."
+    return sentence
+
+
+def _erratum(found: FieldAudit) -> str:
+    erratum = found.erratum
+    if erratum is None:
+        return "No erratum could be appended."
+    follows = {
+        (True, True): "follows it in both directions",
+        (True, False): f"follows it to {found.new} and not back to {found.old}",
+        (False, True): f"does not follow it to {found.new}, only back to {found.old}",
+        (False, False): "does not follow it",
+    }[erratum.followed, erratum.followed_back]
+    kept = "leaves the decision alone" if erratum.restated_kept else "turns the decision although nothing changed"
+    joint = "and" if (erratum.followed and erratum.followed_back) == erratum.restated_kept else "but"
+    return (
+        f"An erratum before {erratum.before} would read {erratum.line!r}; the model {follows}, {joint} one that "
+        f"restates the value {kept}."
+    )

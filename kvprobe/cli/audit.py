@@ -1,0 +1,103 @@
+"""`kvprobe audit`: a prompt of one's own, from file to verdict."""
+
+from __future__ import annotations
+
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kvprobe.cli.app import FAILED, app
+from kvprobe.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from kvprobe.audit import AuditResult
+
+DEFAULT_MODEL = "qwen3-note-taker"
+
+
+@app.command(epilog="Example: kvprobe audit --example > prompt.yaml; kvprobe audit prompt.yaml --page audit.html")
+def audit(
+    prompt: Annotated[Path | None, typer.Argument(help="A prompt file; --example prints one to start from.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A name of `kvprobe models list`, a folder, a .gguf file or a hub id.")
+    ] = DEFAULT_MODEL,
+    field: Annotated[
+        list[str] | None, typer.Option(help="Audit this field only; may be given several times. [default: all]")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Write an HTML page to this file.")] = None,
+    *,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0. [default: cuda where there is one]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights. [default: what the model's YAML says]")] = None,
+    answer_mass: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Probability the answers need together, unless one is likeliest. [default: 0.5]"
+        ),
+    ] = None,
+    chat: Annotated[bool, typer.Option(help="Use the tokenizer's chat template, where it has one.")] = True,
+    example: Annotated[bool, typer.Option("--example", help="Print a prompt file to start from, and stop.")] = False,
+) -> None:
+    """Audit a prompt: does a field matter, where are its notes, which edit of it is safe, and the cheapest of these."""
+    if example:
+        typer.echo((package_files("kvprobe.audit") / "example.yaml").read_text(encoding="utf-8"), nl=False)
+        return
+    if prompt is None:
+        raise ConfigError("Name a prompt file; `kvprobe audit --example > prompt.yaml` writes one to start from.")
+    for file in (json, page):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise StoreError(f"There is no folder {file.parent} to write {file.name} to; create it.")
+    result = _audited(prompt, model, field, chat=chat, device=device, dtype=dtype, answer_mass=answer_mass)
+    from kvprobe.audit import Dependence
+
+    Console(highlight=False).print(result)
+    _write(result, json, page)
+    if not any(each.judged or each.dependence is Dependence.NOT_ASKED for each in result.fields):
+        raise typer.Exit(FAILED)
+
+
+def _audited(
+    prompt: Path,
+    model: str,
+    fields: list[str] | None,
+    *,
+    chat: bool,
+    device: str | None,
+    dtype: str | None,
+    answer_mass: float | None,
+) -> AuditResult:
+    from rich.progress import Progress
+
+    from kvprobe.audit import audit as audited
+    from kvprobe.models.loader import load_subject
+    from kvprobe.tasks.own_prompt import read_prompt_file
+
+    # A mistake in the file is better known before a model is loaded than after.
+    read_prompt_file(prompt).fields(str(prompt))
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"loading {model}", total=1.0)
+
+        def progress(stage: str, fraction: float) -> None:
+            bar.update(task, description=stage, completed=fraction)
+
+        subject = load_subject(model, device=device, dtype=dtype, progress=progress)
+        return audited(subject, prompt, fields=fields, chat=chat, answer_mass=answer_mass, progress=progress)
+
+
+def _write(result: AuditResult, json: Path | None, page: Path | None) -> None:
+    from kvprobe.audit import page as as_page
+    from kvprobe.runs.store import write_atomically
+
+    made = {json: lambda: result.model_dump_json(indent=1) + "\n", page: lambda: as_page(result)}
+    for file, text in made.items():
+        if file is None:
+            continue
+        try:
+            write_atomically(file, text().encode())
+        except OSError as error:
+            raise StoreError(f"The file {file} cannot be written ({error.strerror}); choose another.") from error
+        Console(highlight=False).print(f"Written: {file}", soft_wrap=True, markup=False)

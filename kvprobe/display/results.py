@@ -1,0 +1,72 @@
+"""Verdicts and runs as HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvprobe.display.effects import bar, effects_html
+from kvprobe.display.page import render
+from kvprobe.report.figures import COLORS
+from kvprobe.report.tables import STYLES, VerdictLine
+from kvprobe.runs.claims import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from kvprobe.runs.results import ModelResult, RunResult
+
+OUTCOME_COLORS = {
+    Outcome.REPRODUCED: COLORS["green"],
+    Outcome.CONTRADICTED: COLORS["vermilion"],
+    Outcome.INCONCLUSIVE: COLORS["orange"],
+    Outcome.NOT_APPLICABLE: COLORS["grey"],
+}
+_ABSENT: dict[str, Any] = {"title": "", "question": "", "counts": [], "reason": "", "models": [], "folder": ""}
+
+
+def verdict_html(verdict: Verdict) -> str:
+    """One verdict, with its reason."""
+    return render("verdicts", **{**_ABSENT, "reason": verdict.reason}, **_claims([verdict]))
+
+
+def run_html(result: RunResult) -> str:
+    """All verdicts of a run, claim by claim, and what became of each model."""
+    counted = Counter(verdict.outcome for verdict in result.verdicts)
+    counts = [({"sign": STYLES[kind][0], "name": str(kind)}, counted[kind]) for kind in Outcome if counted[kind]]
+    return render(
+        "verdicts",
+        title=f"{result.config.name} {result.hash[:8]}",
+        question=result.config.question,
+        counts=counts,
+        reason="",
+        models=list(result.models.values()),
+        folder=str(result.folder),
+        **_claims(result.verdicts),
+    )
+
+
+def model_html(model: ModelResult) -> str:
+    """What became of one model, and its effects."""
+    told = render("verdicts", **{**_ABSENT, "models": [model]}, **_claims([]))
+    return told + (effects_html({"": model.effects}) if model.effects else "")
+
+
+def _claims(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    claims = []
+    for name in dict.fromkeys(verdict.claim for verdict in verdicts):
+        own = [verdict for verdict in verdicts if verdict.claim == name]
+        claims.append({"name": name, "statement": own[0].statement, "lines": [_line(v, own) for v in own]})
+    return {"claims": claims, "lost": any(not verdict.survives for verdict in verdicts)}
+
+
+def _line(verdict: Verdict, beside: Sequence[Verdict]) -> dict[str, Any]:
+    effect = verdict.effect
+    return {
+        "text": VerdictLine.of(verdict),
+        "bar": bar(effect, [other.effect for other in beside if other.effect]) if effect else None,
+        "counts": [effect.n, effect.clusters, effect.excluded] if effect else ["–"] * 3,
+        "reason": verdict.reason,
+        "sign": STYLES[verdict.outcome][0],
+        "color": OUTCOME_COLORS[verdict.outcome],
+        "survives": verdict.survives,
+    }

@@ -1,0 +1,246 @@
+"""Writes the report page."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kvprobe.report.page.data import experiment_data
+from kvprobe.report.section import sample_of
+from kvprobe.report.section_tables import HEADLINE, LOST, p_text
+from kvprobe.report.tables import STYLES, interval, number, short
+from kvprobe.report.write import write_text
+from kvprobe.runs.claims import Outcome, Verdict
+from kvprobe.runs.processes import Failure, failure_of
+from kvprobe.runs.results import CONFIG, RunResult, Status, find_runs, load_result
+from kvprobe.runs.section import SectionResult, sections_of
+from kvprobe.runs.store import SHORT_HASH
+
+PAGE_FILE = "report.html"
+MEANINGS = {
+    Outcome.REPRODUCED: "The whole interval satisfies the claim.",
+    Outcome.CONTRADICTED: "No part of the interval satisfies the claim.",
+    Outcome.INCONCLUSIVE: "Part of the interval satisfies the claim and part does not, or too few clusters were "
+    "measured to tell. It speaks neither for the claim nor against it.",
+    Outcome.NOT_APPLICABLE: "The model cannot do the task (it fails the inclusion gate) or could not be measured. "
+    "It says nothing about the claim.",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A verdict as the page's table shows it.
+
+    Args:
+        experiment: its name.
+        section: its section's name.
+        verdict: on one model.
+        key: of the number it was read from, for the page's script; empty where there is none.
+        linked: whether the page shows the experiment.
+    """
+
+    experiment: str
+    section: str
+    verdict: Verdict
+    key: str
+    linked: bool
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """Texts, and numbers to sort by."""
+        verdict, effect = self.verdict, self.verdict.effect
+        return {
+            "model": short(verdict.model),
+            "paper": "–" if verdict.paper_value is None else number(verdict.paper_value),
+            "ours": "–" if effect is None else interval(effect),
+            "estimate": None if effect is None else effect.estimate,
+            "p": p_text(verdict.p_adjusted),
+        }
+
+
+@dataclass(frozen=True)
+class Page:
+    """A written page, and what of it could not be made."""
+
+    path: Path
+    failures: tuple[Failure, ...]
+
+
+def load_newest(folder: Path) -> tuple[list[RunResult], list[Failure]]:
+    """The newest finished run of each experiment under `folder`; a damaged or unfinished one leaves one sentence."""
+    newest = {run.parent.name: run for run in find_runs(folder)}
+    found, failures = [], []
+    for name, run in newest.items():
+        try:
+            found.append(load_result(run))
+        except Exception as error:
+            failures.append(failure_of(name, error))
+    begun = {file.parent.parent.name for file in folder.glob(f"*/*/{CONFIG}")} - set(newest)
+    unfinished = "No run of it has finished; run it again, finished cells are kept."
+    failures += [Failure(name, unfinished) for name in begun]
+    return found, sorted(failures, key=lambda failure: failure.experiment)
+
+
+def write_page(results: Sequence[RunResult], folder: Path, failures: Sequence[Failure] = ()) -> Page:
+    """Write `report.html` into `folder`: verdicts, figures and provenance of finished runs, in one file.
+
+    Args:
+        results: the runs, which lie under `folder`.
+        folder: of all results.
+        failures: of experiments that have no result; each becomes a sentence on the page.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    told = list(failures)
+    html = page_html(sections_of(results), folder, told)
+    return Page(write_text(folder / PAGE_FILE, html), tuple(told[len(failures) :]))
+
+
+def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Failure]) -> str:
+    """The page's text; an experiment that cannot be shown is added to `failures` and told of on the page."""
+    contents = _Contents(folder, failures)
+    shown = [{"name": section.name, "experiments": contents.add(section)} for section in sections]
+    outcomes = [_outcome(outcome) for outcome in Outcome]
+    context = {
+        "sections": shown,
+        "lines": contents.lines,
+        "counts": _counted(contents.lines),
+        "models": list(dict.fromkeys(line.verdict.model for line in contents.lines)),
+        "outcomes": outcomes,
+        "failures": failures,
+        "headline": HEADLINE,
+        "lost": LOST,
+        "data": _json({"outcomes": outcomes, "experiments": contents.data}),
+        "plotly": _plotly(),
+        "style": _asset("page.css"),
+        "script": _asset("page.js"),
+    }
+    return _environment().get_template("page.html.jinja").render(context)
+
+
+class _Contents:
+    """What the page holds, section by section."""
+
+    def __init__(self, folder: Path, failures: list[Failure]) -> None:
+        self.data: list[dict[str, Any]] = []
+        self.lines: list[Line] = []
+        self._folder, self._failures = folder, failures
+
+    def add(self, section: SectionResult) -> list[dict[str, Any]]:
+        """Take in a section; returns what its template shows of each experiment."""
+        models = list(dict.fromkeys(model for result in section.results for model in result.models))
+        judged = section.verdicts()
+        shown = []
+        for result in section.results:
+            verdicts = [verdict for of, verdict in judged if of is result]
+            keys: dict[tuple[str, str], str] | None = None
+            try:
+                made = experiment_data(result, verdicts, models, self._folder)
+                shown.append(_experiment(result, verdicts, made.problems))
+            except Exception as error:
+                self._failures.append(failure_of(result.config.name, error))
+            else:
+                keys = {key: f"{len(self.data)},{place}" for key, place in made.places.items()}
+                self.data.append(made.values)
+            named, linked = (result.config.name, section.name), keys is not None
+            self.lines += [Line(*named, verdict, _key_of(verdict, keys or {}), linked) for verdict in verdicts]
+        return shown
+
+
+def _experiment(result: RunResult, verdicts: Sequence[Verdict], problems: Sequence[str]) -> dict[str, Any]:
+    """What the page's template shows of an experiment."""
+    problems, svg = list(problems), result.folder / f"{result.config.name}.svg"
+    try:
+        figure = _packed(svg.read_bytes())
+    except OSError:
+        figure = ""
+        problems.append(f"There is no stored figure {svg.name}; `kvprobe report` draws it.")
+    return {
+        "name": result.config.name,
+        "question": result.config.question,
+        "sample": sample_of(result),
+        "hash": result.hash[:SHORT_HASH],
+        "measured": any(model.effects for model in result.models.values()),
+        "unmeasured": [model for model in result.models.values() if model.status is not Status.MEASURED],
+        "counts": Counter(verdict.outcome for verdict in verdicts),
+        "figure": figure,
+        "problems": problems,
+    }
+
+
+def _counted(lines: Iterable[Line]) -> list[tuple[str, Counter[Outcome], int]]:
+    """Verdicts by section, by model and altogether, with how many an adjusted p does not support."""
+    lines = list(lines)
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(_title_of(line.section), []).append(line)
+    for model in dict.fromkeys(line.verdict.model for line in lines):
+        groups[short(model)] = [line for line in lines if line.verdict.model == model]
+    groups[f"{HEADLINE} headline claims"] = [line for line in lines if line.verdict.headline]
+    groups["all"] = lines
+    return [
+        (name, Counter(line.verdict.outcome for line in of_group), sum(not line.verdict.survives for line in of_group))
+        for name, of_group in groups.items()
+    ]
+
+
+def _title_of(section: str) -> str:
+    """`Section 3` of `section3`."""
+    return section.replace("section", "section ").capitalize()
+
+
+def _key_of(verdict: Verdict, keys: dict[tuple[str, str], str]) -> str:
+    return keys.get((verdict.model, verdict.effect.name), "") if verdict.effect else ""
+
+
+def _outcome(outcome: Outcome) -> dict[str, str]:
+    kind = str(outcome).replace(" ", "-")
+    return {"name": str(outcome), "kind": kind, "mark": STYLES[outcome][0], "meaning": MEANINGS[outcome]}
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("kvprobe.report.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"short": short, "title_of": _title_of}
+    return environment
+
+
+def _asset(name: str) -> Markup:
+    return Markup((files("kvprobe.report.page") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def _json(values: Any) -> Markup:
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Neither `</script` nor `<!--` may end the script element that it stands in.
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+@cache
+def _plotly() -> str:
+    """The plotting library, packed: a third of its size, and read only when a figure comes into view."""
+    from plotly.offline import get_plotlyjs
+
+    return _packed(get_plotlyjs().encode())
+
+
+def _packed(content: bytes) -> str:
+    """Bytes that the page's `unpack` reads; the same for the same content."""
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode()

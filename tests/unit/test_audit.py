@@ -1,0 +1,308 @@
+"""Audit of one's own prompt: known truth on micro-models, plain Hugging Face numbers, errors, JSON, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+from typer.testing import CliRunner
+
+import kvprobe.audit as package
+from kvprobe.audit import AuditResult, Dependence, Safety, audit, measure, page
+from kvprobe.audit.methods import REFERENCE
+from kvprobe.audit.prompt import make_ready
+from kvprobe.cli import audit as command
+from kvprobe.cli import look
+from kvprobe.cli.app import app
+from kvprobe.edit.base import make_method
+from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, UnknownNameError
+from kvprobe.models.loader import load_subject
+from kvprobe.models.subject import Subject
+from kvprobe.organisms.micro import micro_subject
+from kvprobe.tasks.own_prompt import read_prompt_file
+
+EXAMPLE = Path(package.__file__).parent / "example.yaml"
+assert command
+assert look
+
+
+@cache
+def micro(kind: str) -> Subject:
+    return micro_subject(kind)
+
+
+@cache
+def audited(kind: str) -> AuditResult:
+    return audit(micro(kind), EXAMPLE)
+
+
+@pytest.fixture
+def two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what every conclusion needs, to be quick."""
+    chosen = {name: make_method(name) for name in (REFERENCE, "field_only")}
+    monkeypatch.setattr("kvprobe.audit.methods.methods_to_try", lambda: chosen)
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_note_taker_holds_its_notes_at_the_full_stops_of_the_rule_and_cannot_be_edited_in_place() -> None:
+    (field,) = audited("note-taker").fields
+    assert field.dependence is Dependence.DEPENDS
+    assert field.method("field_only").safety is Safety.UNSAFE
+    assert field.set("field").recovery == pytest.approx(0, abs=1e-3)
+    assert field.set("downstream").recovery == pytest.approx(1, abs=1e-3)
+    acting = [token for token in field.tokens if token.recovery is not None and abs(token.recovery) > 0.01]
+    assert [(token.text.strip(), token.segment) for token in acting] == [(".", "line 5"), (".", "line 6")]
+    assert field.set("top 2").recovery == pytest.approx(1, abs=1e-3)
+    assert "is not safe" in field.conclusions[2]
+
+
+def test_a_reader_can_be_edited_in_place_and_that_is_the_cheapest() -> None:
+    (field,) = audited("reader").fields
+    assert field.method("field_only").safety is Safety.SAFE
+    assert field.cheapest == "field_only"
+    acting = [token.text.strip() for token in field.tokens if abs(token.recovery or 0.0) > 0.01]
+    assert acting == ["foreign"]
+    assert "is safe here" in field.conclusions[2]
+
+
+@pytest.mark.parametrize("kind", ["note-taker", "reader"])
+def test_what_holds_for_every_model(kind: str) -> None:
+    (field,) = audited(kind).fields
+    assert field.set("all").recovery == pytest.approx(1, abs=1e-4)
+    assert field.set("none").recovery == pytest.approx(0, abs=1e-4)
+    for exact in ("full_downstream", REFERENCE):
+        assert field.method(exact).safety is Safety.SAFE
+    assert field.method("stale").safety is Safety.UNSAFE
+    assert field.method("stale").tokens == 0
+    assert field.method(REFERENCE).tokens == audited(kind).tokens - 1
+    assert field.method("field_only").token_share == pytest.approx(1 / (audited(kind).tokens - 1))
+    possible = [method.flops for method in field.methods if method.safety is not Safety.IMPOSSIBLE]
+    assert possible == sorted(possible)
+
+
+def test_a_token_s_recovery_is_that_of_plain_hugging_face_in_float64(two_methods: None) -> None:
+    subject = load_subject("qwen3-note-taker", dtype=torch.float64, device="cpu")
+    (field,) = audit(subject, EXAMPLE).fields
+    token = max((token for token in field.tokens if token.position >= field.span[1]), key=lambda t: t.recovery or 0.0)
+    texts = [
+        read_prompt_file(EXAMPLE).prompt.replace("{{foreign|domestic}}", v) + "Answer:" for v in ("foreign", "domestic")
+    ]
+    ids = [subject.tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
+    old_word, new_word = (
+        subject.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("inspect", "release")
+    )
+
+    def margin(position: int | None, prompt: torch.Tensor, donor: torch.Tensor) -> float:
+        caches = [DynamicCache(), DynamicCache()]
+        for past, tokens in zip(caches, (prompt, donor), strict=True):
+            subject.model(tokens[:, :-1], past_key_values=past, use_cache=True)
+        if position is not None:
+            for mine, other in zip(caches[0].layers, caches[1].layers, strict=True):
+                mine.keys[:, :, position], mine.values[:, :, position] = (
+                    other.keys[:, :, position],
+                    other.values[:, :, position],
+                )
+        logits = subject.model(prompt[:, -1:], past_key_values=caches[0]).logits[0, -1]
+        return float(logits[new_word] - logits[old_word])
+
+    with torch.no_grad():
+        stale, oracle, moved = margin(None, ids[0], ids[1]), margin(None, ids[1], ids[0]), margin(token.position, *ids)
+    assert 0.05 < (token.recovery or 0.0) < 0.95
+    assert token.recovery == pytest.approx((moved - stale) / (oracle - stale), abs=1e-8)
+    assert (field.stale.margin, field.oracle.margin) == pytest.approx((stale, oracle), abs=1e-8)
+
+
+def test_json_gives_back_the_result() -> None:
+    result = audited("reader")
+    assert AuditResult.model_validate_json(result.model_dump_json()) == result
+    assert json.loads(result.model_dump_json())["fields"][0]["cheapest"] == "field_only"
+
+
+def test_one_prompt_has_no_interval() -> None:
+    result = audited("reader")
+    assert "n = 1" in result.caveat
+    assert not re.search(r"interval\W+\[|confidence|\bCI\b|p =", page(result))
+
+
+TWO = """
+prompt: |
+  Session
+  parcel origin: {{foreign|domestic}}
+  parcel quality: {{poor|good}}
+  Policy
+  If the parcel origin is foreign, then inspect.
+  If the parcel origin is domestic, then release.
+  Task: decide by the origin. Reply with inspect or release.
+"""
+
+
+def test_each_of_several_fields_is_changed_alone(tmp_path: Path, two_methods: None) -> None:
+    answers = "answers: {old: inspect, new: {parcel origin: release, parcel quality: inspect}}\n"
+    result = audit(micro("reader"), written(tmp_path, TWO + answers))
+    assert [field.dependence for field in result.fields] == [Dependence.DEPENDS, Dependence.NOT_ASKED]
+    assert not result.field("parcel quality").judged
+    listed = audit(micro("reader"), written(tmp_path, TWO + "answers: [release, inspect]\n"), fields=["parcel quality"])
+    assert [field.dependence for field in listed.fields] == [Dependence.NONE]
+    assert "Nothing further is concluded" in listed.fields[0].conclusions[0]
+
+
+def test_a_wrong_decision_concludes_nothing(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("{old: inspect, new: release}", "{old: release, new: inspect}")
+    (field,) = audit(micro("reader"), written(tmp_path, text)).fields
+    assert field.dependence is Dependence.WRONG
+    assert not field.methods
+    assert not field.segments
+    assert "Nothing further is concluded" in field.conclusions[0]
+
+
+RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the origin.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt: ''\nanswers: [a, b]", r"prompt is empty"),
+        ("prompt: no mark here\nanswers: [a, b]", r"0 marks were found"),
+        ("prompt: 'one {{value}} only'\nanswers: [a, b]", r"'\{\{value\}\}' is none, for a mark holds two values"),
+        ("prompt: 'x {{a|b}}'\nanswers: {old: yes, new: no}", r"answers: YAML reads a bare yes.*quotes"),
+        ("prompt: 'x {{a|b}}'\nanswers: {old: keep, new: keep}", r"both answers are 'keep'"),
+        ("prompt: 'x {{a|b}}'\nanswer: [a, b]", r"no key 'answer'; did you mean 'answers'"),
+        ("prompt: 'x {{a|b}}'", r"the key 'answers' is missing"),
+        ("name: x\nprompt: order: {{a|b}}", r"line 2 is not valid YAML"),
+        ("- a list", r"must hold the keys prompt and answers"),
+        ("prompt: '{{a|b}} and {{a|b}}'\nanswers: [c, d]", r"each needs a name"),
+        ("prompt: 'x {{a|a}}'\nanswers: [c, d]", r"two different values"),
+        ("prompt: 'x {{a|b}}'\nanswers: [c, d]\nerratum: now new", r"no \{value\} in it"),
+        ("prompt: 'x {{cue: a|b}}'\nanswers: [c, d]", r"a name kvprobe uses itself"),
+        (f"prompt: |\n  origin: {{{{foreign|new york}}}}\n  {RULE}answers: [inspect, release]", r"does not know"),
+        (
+            f"prompt: |\n  origin: {{{{foreign|out of}}}}\n  {RULE}answers: [inspect, release]",
+            r"'foreign' is 1 and 'out' 'of' is 2 tokens long; choose values of equal token length",
+        ),
+        (
+            f"prompt: |\n  origin: {{{{foreign|poor}}}}\n  {RULE}answers: [inspect it, inspect]",
+            r"begin with the same token",
+        ),
+        (f"prompt: |\n  origin: {{{{foreign|poor}}}}\n  {RULE}answers: [inspect, xyzzy]", r"does not know 'xyzzy'"),
+        ("prompt: 'origin: {{foreign|poor}}'\nanswers: [inspect, release]\ncue: ''", r"at the very end"),
+    ],
+)
+def test_every_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, said: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises((ConfigError, AlignmentError), match=said) as caught:
+        make_ready(micro("reader"), read_prompt_file(file), where=str(file))
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_utf8_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "latin.yaml"
+    file.write_bytes("prompt: caf\xe9".encode("latin-1"))
+    with pytest.raises(ConfigError, match="byte 12 is not UTF-8"):
+        read_prompt_file(file)
+
+
+def test_what_may_not_be_as_meant_is_warned_of(tmp_path: Path) -> None:
+    twice = "prompt: |\n  origin: {{foreign|poor}}\n  origin: foreign\n  Frobnicate it.\nanswers: [inspect, release]\n"
+    file = written(tmp_path, twice)
+    warnings = "\n".join(make_ready(micro("reader"), read_prompt_file(file), where=str(file)).warnings)
+    assert "'foreign' of 'origin' also stands in line 2; only the marked place is changed" in warnings
+    assert "does not know 2 words of the prompt ('Frobnicate', 'it')" in warnings
+
+
+def test_unknown_fields_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'parcel origin'"):
+        audit(micro("reader"), EXAMPLE, fields=["parcel orgin"])
+
+
+class Balanced(HTMLParser):
+    """Every element that is opened is closed, in order; collects the names of tags and their attributes."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(html: str) -> Balanced:
+    parser = Balanced()
+    parser.feed(html)
+    parser.close()
+    assert not parser.open
+    return parser
+
+
+def test_the_page_is_whole_needs_no_network_and_escapes_what_the_user_wrote() -> None:
+    result = audited("note-taker")
+    (field,) = result.fields
+    evil = "<script>alert(1)</script>\"'"
+    tokens = (field.tokens[0].model_copy(update={"text": evil, "segment": evil}), *field.tokens[1:])
+    poisoned = field.model_copy(update={"tokens": tokens, "old": evil, "conclusions": (evil,), "name": evil})
+    hostile = result.model_copy(update={"fields": (poisoned,), "warnings": (evil,), "prompt": evil})
+    for each in (result, hostile):
+        html = page(each)
+        tags = parsed(html).seen
+        assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags}
+        assert not re.search(r"https?://|//[a-z]|url\(", html)
+        assert {"viewport", "color-scheme"} <= {attributes.get("name") for tag, attributes in tags if tag == "meta"}
+        assert html.count('class="field"') == 1
+    assert parsed(audited("reader")._repr_html_()).seen[0][0] == "div"
+    assert audited("reader")._repr_html_() in page(audited("reader"))
+
+
+def test_the_command_writes_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvprobe.models.loader.load_subject", lambda *_, **__: micro("reader"))
+    monkeypatch.setattr(package, "audit", lambda *_, **__: audited("reader"))
+    runner = CliRunner()
+    example = runner.invoke(app, ["audit", "--example"])
+    Path("prompt.yaml").write_text(example.output)
+    done = runner.invoke(app, ["audit", "prompt.yaml", "--json", "a.json", "--page", "a.html"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert AuditResult.model_validate_json(Path("a.json").read_text()) == audited("reader")
+    assert Path("a.html").read_text() == page(audited("reader"))
+    assert "✓ field_only *" in done.output
+    for arguments, said in (
+        (["audit"], "Name a prompt file"),
+        (["audit", "none.yaml"], "there is no such prompt file"),
+        (["audit", "prompt.yaml", "--page", "no/where.html"], "There is no folder no"),
+    ):
+        failed = runner.invoke(app, arguments)
+        assert failed.exit_code == 1
+        assert said in failed.output
+    assert "Example: kvprobe audit" in runner.invoke(app, ["audit", "--help"]).output
+
+
+def test_progress_runs_from_start_to_end_once(two_methods: None) -> None:
+    told: list[float] = []
+    audit(micro("reader"), EXAMPLE, progress=lambda stage, fraction: told.append(fraction))
+    assert told == sorted(told)
+    assert (told[0], told[-1]) == (0.0, 1.0)
+
+
+def test_the_top_of_a_failed_audit_is_a_kvprobe_error() -> None:
+    with pytest.raises(KvprobeError):
+        audit(micro("reader"), EXAMPLE, fields=[])
+    assert measure.audit is audit
