@@ -54,10 +54,14 @@ def _panel(axes: Axes, lines: list[SweepLine], names: list[str]) -> None:
         if line.ratio is None:
             continue
         place = lengths.index(line.tokens) + (names.index(line.contestant) - (len(names) - 1) / 2) * width
-        axes.bar(place, line.ratio.median, width * 0.92, color=_COLORS.get(line.contestant, COLORS["grey"]))
+        # From 1 up or down: what lies below is faster than kvprobe.
+        axes.bar(
+            place, line.ratio.median - 1, width * 0.92, bottom=1, color=_COLORS.get(line.contestant, COLORS["grey"])
+        )
         axes.plot([place, place], [line.ratio.low, line.ratio.high], color=COLORS["ink"], lw=1.0)
     axes.axhline(1.0, color=COLORS["ink"], lw=1.0)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
     axes.tick_params(axis="x", length=0)
 

@@ -71,13 +71,17 @@ def random_cache(subject: Subject, tokens: int) -> KVCache:
 
 def _beside_copy(subject: Subject, move: Move, tokens: int, rounds: int) -> MoveLine:
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in move.tensors)
-    mine, copies, rates = [], [], []
+    # Outside the rounds: it drives everything else out of the processor's cache.
+    rates = [measure_rates(3)]
+    mine: list[float] = []
+    copies: list[float] = []
+    pair = (mine, move.run), (copies, lambda: [tensor.clone() for tensor in move.tensors])
     for number in range(rounds + 1):
-        taken, copied = _seconds(move.run), _seconds(lambda: [tensor.clone() for tensor in move.tensors])
-        if number:
-            mine.append(taken)
-            copies.append(copied)
-            rates.append(measure_rates())
+        # There and back, so that neither always finds the bytes where the other left them.
+        for seconds_taken, run in pair if number % 2 else pair[::-1]:
+            seconds_taken.append(_seconds(run))
+    mine, copies = mine[1:], copies[1:]
+    rates.append(measure_rates(3))
     seconds, copy_seconds = spread(mine), spread(copies)
     return MoveLine(
         model=subject.name,

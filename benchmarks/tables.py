@@ -118,7 +118,7 @@ def _sweep_row(line: SweepLine) -> tuple[str, ...]:
         run,
         _seconds(line.seconds),
         "1" if ours else _spread(line.ratio, 1 if line.ratio.median >= 10 else 2),
-        f"{line.of_limit or 0:.2f} {line.bound}",
+        f"{_short(line.of_limit or 0.0)} {line.bound}",
         *compared,
     )
 
@@ -172,4 +172,8 @@ def _spread(spread: Spread, digits: int = 2) -> str:
 
 
 def _seconds(spread: Spread) -> str:
-    return f"{spread.median:.3g} ({spread.low:.3g} to {spread.high:.3g})"
+    return f"{_short(spread.median)} ({_short(spread.low)} to {_short(spread.high)})"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.2g}" if number < 1 else f"{number:.3g}"

@@ -94,10 +94,13 @@ class LiveRun:
 
 def time_left(seconds: float | None) -> str:
     """`3 min 20 s left`; empty while it is not known."""
-    if seconds is None:
-        return ""
+    return "" if seconds is None else f"{time_taken(seconds)} left"
+
+
+def time_taken(seconds: float) -> str:
+    """`2 h 5 min`, `3 min 20 s` or `12 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
-        return f"{hours} h {minutes} min left"
-    return f"{minutes} min {rest} s left" if minutes else f"{rest} s left"
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -42,7 +42,13 @@ def run(
         str | None,
         typer.Option(help="The cluster: auto or ray://HOST:10001. [default: the one Ray finds, else one here]"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells of work and measure nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the cells of work, and the memory and time they need; write nothing."),
+    ] = False,
+    rehearse: Annotated[
+        bool, typer.Option(help="In a dry run, measure a few pairs of each model to foresee the rest.")
+    ] = True,
 ) -> None:
     """Run experiments, or what is left of them, and judge their claims; of several, all together."""
     from kvprobe.models.catalogue import model_config
@@ -54,8 +60,7 @@ def run(
         # A misspelt name is better known now than after the models before it.
         model_config(name)
     if dry_run:
-        for config in configs:
-            _show_cells(config)
+        _show_plan(configs, rehearse=rehearse)
         return
     place = {"jobs": jobs, "executor": executor, "ray_address": ray_address}
     if (_run_one if len(configs) == 1 else _run_several)(configs, results, place):
@@ -133,13 +138,31 @@ def tell_failure(failure: Failure, *, named: bool = False) -> None:
     typer.echo(f"Error: {name}{failure.message}", err=True)
 
 
-def _show_cells(config: ExperimentConfig) -> None:
+def _show_plan(configs: list[ExperimentConfig], *, rehearse: bool) -> None:
+    """The cells of work of each experiment and, from a rehearsal, the memory and time that they need."""
+    from kvprobe.cli.live import time_taken
     from kvprobe.report.tables import plain_table, short
-    from kvprobe.runs.preparation import block_size, make_probe, make_task, prompt_pairs
+    from kvprobe.runs.preparation import make_plan
+    from kvprobe.runs.rehearsal import Forecast, forecast
+    from kvprobe.runs.runner import default_loader
+    from kvprobe.runs.subjects import SubjectCache
 
-    pairs = len(prompt_pairs(make_task(config), config))
-    size = block_size(make_probe(config), config, pairs)
-    cells = -(-pairs // size)
-    rows = [(short(name), str(pairs), str(size), str(cells)) for name in config.models]
-    title = f"{config.name} ({config.hash[:12]}): {cells * len(rows)} cells"
-    Console(highlight=False).print(plain_table(title, ("model", "pairs", "pairs a cell", "cells"), rows))
+    console, subjects, total = Console(highlight=False), SubjectCache(default_loader()), 0.0
+    for config in configs:
+        plan, rows, reasons = make_plan(config), [], []
+        for name in config.models:
+            seen = Forecast(name, len(plan.pairs), None, None, 0)
+            if rehearse:
+                with console.status(f"rehearsing {config.name} on {name}"):
+                    seen = forecast(plan, name, subjects)
+            memory = "" if seen.peak_bytes is None else f"{seen.peak_bytes / 1e9:.2f} GB"
+            seconds = "" if seen.seconds is None else time_taken(seen.seconds)
+            rows.append((short(name), str(seen.pairs), str(plan.cells), memory, seconds))
+            reasons += [f"{short(name)}: {seen.reason}"] if seen.reason else []
+            total += seen.seconds or 0.0
+        title = f"{config.name} ({config.hash[:12]}): {plan.cells * len(rows)} cells"
+        console.print(plain_table(title, ("model", "pairs", "cells", "peak memory", "about"), rows))
+        for reason in reasons:
+            console.print(reason, soft_wrap=True)
+    if rehearse and len(configs) > 1:
+        console.print(f"All together about {time_taken(total)} of one process, beside loading and reports.")

@@ -63,7 +63,7 @@ def _decoding_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> list[
         effects.append(mean(f"best_feature_auc.{name}", placed, clusters=clusters, statistics=statistics))
     chosen, everything = (rows[rows["selection"] == name] for name in ("held_out", "in_sample"))
     for name, part, column, unit in (
-        ("selection.p_value", chosen, "p_value", "fraction"),
+        ("selection.p_value", chosen, "p_value", "p"),
         ("selection.null_auc", chosen, "null_auc", "fraction"),
         ("active_features.count", everything, "active_features", "features"),
         ("strong_features.count", everything, "strong_features", "features"),

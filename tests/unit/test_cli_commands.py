@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_fakes import finished_run
@@ -15,7 +16,7 @@ from typer.testing import CliRunner, Result
 from kvprobe.cli import look, models, organisms, run
 from kvprobe.cli.app import app
 from kvprobe.cli.live import LiveRun, time_left
-from kvprobe.runs import SectionResult, events
+from kvprobe.runs import SectionResult, events, rehearsal
 
 COMMANDS = [
     ["run"],
@@ -142,7 +143,9 @@ def test_one_broken_experiment_does_not_hide_the_others(tmp_path: Path, monkeypa
 
 def test_a_dry_run_shows_the_cells_and_measures_nothing(tmp_path: Path) -> None:
     results = tmp_path / "runs"
-    result = call("run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--results", str(results))
+    result = call(
+        "run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--no-rehearse", "--results", str(results)
+    )
     assert result.exit_code == 0
     assert "24 cells" in result.output
     assert not results.exists()
@@ -152,11 +155,29 @@ def test_a_dry_run_shows_one_cell_a_model_where_a_probe_needs_all_pairs(tmp_path
     together = experiment("together", probe="test_together", models=["qwen3-8b", "gemma-2-9b-it"])
     file = tmp_path / "together.yaml"
     file.write_text(together.to_yaml())
-    result = call("run", str(file), "--dry-run")
+    result = call("run", str(file), "--dry-run", "--no-rehearse")
     assert result.exit_code == 0, result.output
     assert "2 cells" in result.output
     row = next(line for line in result.output.splitlines() if "qwen3-8b" in line)
-    assert row.split() == ["qwen3-8b", "12", "12", "1"]
+    assert row.split() == ["qwen3-8b", "12", "1"]
+
+
+def test_a_dry_run_foresees_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def foresee(plan: Any, name: str, load: Any) -> rehearsal.Forecast:
+        if name == "gemma-2-9b-it":
+            return rehearsal.Forecast(name, 0, None, None, 0, "It is not here.")
+        return rehearsal.Forecast(name, 90, 2_500_000_000, 3725.0, 2)
+
+    monkeypatch.setattr(rehearsal, "forecast", foresee)
+    result = call(
+        "run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--results", str(tmp_path / "r")
+    )
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.output.splitlines() if "qwen3-8b" in line)
+    assert "2.50 GB" in row
+    assert "1 h 2 min" in row
+    assert "gemma-2-9b-it: It is not here." in result.output
+    assert not (tmp_path / "r").exists()
 
 
 def test_looking_at_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
