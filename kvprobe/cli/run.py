@@ -44,7 +44,7 @@ def run(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show the cells of work, and the memory and time they need; write nothing."),
+        typer.Option("--dry-run", help="Show the cells of work, the memory and time they need; write nothing."),
     ] = False,
     rehearse: Annotated[
         bool, typer.Option(help="In a dry run, measure a few pairs of each model to foresee the rest.")

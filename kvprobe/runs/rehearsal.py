@@ -53,15 +53,15 @@ def forecast(plan: Plan, name: str, load_subject: SubjectLoader) -> Forecast:
         return Forecast(name, 0, None, None, 0, prepared.first_misfit)
     longest = max(len(prompt.token_ids) for pair in pairs for prompt in (pair.base, pair.donor))
     peak = peak_bytes(prepared.subject, longest)
-    count, error = min(_FIRST, len(pairs)), ""
+    count, reason = min(_FIRST, len(pairs)), ""
     while count <= min(_MOST, len(pairs)):
         try:
             seconds = _measured(plan, prepared, pairs[:count])
         except KvprobeError as refused:
-            error, count = str(refused), count * 2
-            continue
-        return Forecast(name, len(pairs), peak, seconds / count * len(pairs), count)
-    return Forecast(name, len(pairs), peak, None, 0, error)
+            reason, count = str(refused), count * 2
+        else:
+            return Forecast(name, len(pairs), peak, seconds / count * len(pairs), count)
+    return Forecast(name, len(pairs), peak, None, 0, reason)
 
 
 def _measured(plan: Plan, prepared: Preparation, pairs: Sequence[Pair]) -> float:
