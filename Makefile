@@ -12,7 +12,7 @@ DOCS_READY := $(VENV)/.kvprobe-docs-ready
 
 .DEFAULT_GOAL := help
 SECTIONS := $(addprefix reproduce-section-,3 4 5 6)
-.PHONY: help install $(SECTIONS) calibrate report bench docs docs-serve test test-slow notebooks lint types check organisms clean
+.PHONY: help install $(SECTIONS) calibrate released report bench docs docs-serve test test-slow notebooks lint types check organisms clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -35,6 +35,10 @@ $(SECTIONS): reproduce-section-%:
 
 calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other
 	$(BIN)/kvprobe run experiments/section3 --profile calibration --results $(RESULTS)-calibration
+
+released: $(READY) ## our own runs of all sections, as kept in results/released (three quarters of an hour)
+	for section in 3 4 5 6; do \
+	  $(BIN)/kvprobe run experiments/section$$section --results results/released $(if $(JOBS),--jobs $(JOBS)) || exit 1; done
 
 report: $(READY) ## draw figures and write summaries of finished runs again
 	$(BIN)/kvprobe report $(RESULTS)

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from kvprobe.errors import ConfigError, KvprobeError, UnsupportedError, WorkerLostError
-from kvprobe.models.catalogue import model_config
-from kvprobe.models.config import ModelConfig, Resources
+from kvprobe.models.config import Resources
 from kvprobe.runs import events, provenance
-from kvprobe.runs.capacity import PROCESS_BYTES, limit_threads, weight_bytes
+from kvprobe.runs.capacity import limit_threads
 from kvprobe.runs.executors import Answer, Cell, Outcome
 from kvprobe.runs.measuring import SubjectLoader
 from kvprobe.runs.processes import ModelTask, Outcomes, TaskOutcome, measure_task
+from kvprobe.runs.ray_resources import demand, needs_of, places_on, told
 from kvprobe.runs.subjects import SubjectCache
 
 RETRIES = 2
@@ -289,7 +289,7 @@ class _Crew:
             done, _ = ray.wait(references, timeout=_LOOK_ROUND)
             if done:
                 return done[0]
-            if _places(ray.nodes(), self._needs()):
+            if places_on(ray.nodes(), self._needs()):
                 placeless_since = None
             elif placeless_since is None:
                 placeless_since = time.monotonic()
@@ -301,11 +301,11 @@ class _Crew:
         import ray
 
         nodes, needs = ray.nodes(), self._needs()
-        if places := _places(nodes, needs):
+        if places := places_on(nodes, needs):
             return places
-        largest = [f"{node['NodeManagerHostname']} has {_told(node['Resources'])}" for node in nodes if node["Alive"]]
+        largest = [f"{node['NodeManagerHostname']} has {told(node['Resources'])}" for node in nodes if node["Alive"]]
         raise _NoPlaceError(
-            f"{self.model} needs {_told(_demand(needs))}, and no node of the Ray cluster has that "
+            f"{self.model} needs {told(demand(needs))}, and no node of the Ray cluster has that "
             f"({'; '.join(largest[:4])}); add such a node, or change 'resources' in the model's YAML."
         )
 
@@ -321,19 +321,6 @@ class _NoPlaceError(KvprobeError):
     """No node can hold a worker."""
 
 
-def needs_of(model: str, threads: int) -> Resources:
-    """What a worker that holds `model` is given: what its YAML says, and defaults for the rest."""
-    config: ModelConfig | None = None
-    with suppress(KvprobeError):
-        config = model_config(model)
-    asked = config.resources if config else Resources()
-    paper = config is not None and config.tier == "paper"
-    gpus = asked.num_gpus if asked.num_gpus is not None else float(paper)
-    memory = asked.memory if asked.memory is not None else 0 if gpus else int(PROCESS_BYTES + weight_bytes(model))
-    cpus = asked.num_cpus if asked.num_cpus is not None else 1 if gpus else threads
-    return asked.model_copy(update={"num_cpus": cpus, "num_gpus": gpus, "memory": memory})
-
-
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
     """Connected to a Ray cluster inside the block; who is connected already stays so.
@@ -344,6 +331,8 @@ def connected(address: str | None) -> Iterator[None]:
     """
     # Ray reports its use to its makers unless told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # By default workers of a cluster that is started here give way to everything else on the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
     except ImportError as error:
@@ -380,25 +369,6 @@ def _answer(reference: Any) -> Any:
         lost = WorkerLostError(_LOST)
         lost.__cause__ = error
         return lost
-
-
-def _places(nodes: Sequence[Mapping[str, Any]], needs: Resources) -> int:
-    demand = _demand(needs)
-    there = [node["Resources"] for node in nodes if node["Alive"]]
-    return sum(min(int(has.get(name, 0) // amount) for name, amount in demand.items()) for has in there)
-
-
-def _demand(needs: Resources) -> dict[str, float]:
-    named = {"CPU": needs.num_cpus, "GPU": needs.num_gpus, "memory": needs.memory, **needs.custom}
-    return {name: amount for name, amount in named.items() if amount}
-
-
-def _told(resources: Mapping[str, float]) -> str:
-    """Resources as they are read aloud, without those that Ray adds for itself."""
-    units = {"CPU": "{:g} CPU", "GPU": "{:g} GPU", "memory": "{:.1f} GiB of memory"}
-    own = {name: amount for name, amount in resources.items() if ":" not in name and name != "object_store_memory"}
-    scaled = {name: amount / 2**30 if name == "memory" else amount for name, amount in own.items()}
-    return ", ".join(units.get(name, f"{{:g}} {name}").format(amount) for name, amount in sorted(scaled.items()))
 
 
 def _versions() -> dict[str, str]:

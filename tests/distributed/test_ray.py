@@ -32,7 +32,7 @@ from kvprobe.cli import doctor  # noqa: E402, F401 - they register themselves
 from kvprobe.cli.app import app  # noqa: E402
 from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError, WorkerLostError  # noqa: E402
 from kvprobe.models.config import Resources, read_model_config  # noqa: E402
-from kvprobe.runs import SectionResult, cluster, events, provenance, run_section  # noqa: E402
+from kvprobe.runs import SectionResult, cluster, events, provenance, ray_resources, run_section  # noqa: E402
 from kvprobe.runs.events import Tracker  # noqa: E402
 from kvprobe.runs.results import Status  # noqa: E402
 
@@ -229,12 +229,12 @@ def test_an_address_where_nobody_answers_is_told() -> None:
 def test_places_are_counted_node_by_node() -> None:
     node = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0, "memory": 64.0 * 2**30, "a100": 1.0}}
     nodes = [node, node, {**node, "Alive": False}]
-    assert cluster._places(nodes, Resources(num_gpus=1, num_cpus=1)) == 8
-    assert cluster._places(nodes, Resources(num_gpus=0.5, num_cpus=4)) == 4
-    assert cluster._places(nodes, Resources(num_cpus=8, memory="60GiB")) == 2
-    assert cluster._places(nodes, Resources(custom={"a100": 1})) == 2
-    assert cluster._places(nodes, Resources(num_cpus=9)) == 0
-    assert cluster._places(nodes, Resources(custom={"h200": 1})) == 0
+    assert ray_resources.places_on(nodes, Resources(num_gpus=1, num_cpus=1)) == 8
+    assert ray_resources.places_on(nodes, Resources(num_gpus=0.5, num_cpus=4)) == 4
+    assert ray_resources.places_on(nodes, Resources(num_cpus=8, memory="60GiB")) == 2
+    assert ray_resources.places_on(nodes, Resources(custom={"a100": 1})) == 2
+    assert ray_resources.places_on(nodes, Resources(num_cpus=9)) == 0
+    assert ray_resources.places_on(nodes, Resources(custom={"h200": 1})) == 0
 
 
 def test_a_worker_with_other_packages_refuses_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,11 +248,11 @@ def test_a_worker_with_other_packages_refuses_to_measure(monkeypatch: pytest.Mon
 
 
 def test_paper_models_take_a_gpu_and_small_ones_their_memory() -> None:
-    paper, small = cluster.needs_of("qwen3-8b", 4), cluster.needs_of("smollm2-135m", 4)
+    paper, small = ray_resources.needs_of("qwen3-8b", 4), ray_resources.needs_of("smollm2-135m", 4)
     assert (paper.num_gpus, paper.num_cpus, paper.memory) == (1, 1, 0)
     assert (small.num_gpus, small.num_cpus) == (0, 4)
     assert small.memory is not None
-    assert small.memory > cluster.PROCESS_BYTES
+    assert small.memory > ray_resources.PROCESS_BYTES
 
 
 def test_resources_of_a_yaml_are_read_and_nonsense_is_refused(tmp_path: Path) -> None:
