@@ -14,13 +14,13 @@ from benchmarks.sweeps import HeadRow, KVRow, Row, SuffixRow
 from benchmarks.work import Work, shared_work
 from kvprobe.engine.components import ActivationEdit, Components, components, set_to
 from kvprobe.engine.interventions import KVPatch
-from kvprobe.engine.operations import recompute
+from kvprobe.engine.suffixes import run_suffixes
 from kvprobe.engine.sweep import run_patches
 
 
 @CONTESTANTS.register(REFERENCE)
 class Kvprobe(Contestant):
-    """`run_patches`, `components(...).run` and `recompute`, all rows in one call where there is one."""
+    """`run_patches`, `components(...).run` and `run_suffixes`, all rows in one call."""
 
     name = REFERENCE
     label = "kvprobe"
@@ -38,7 +38,9 @@ class Kvprobe(Contestant):
         if all(isinstance(row, HeadRow) for row in rows):
             edits = [[self._edit(row)] for row in rows if isinstance(row, HeadRow)]
             return self._bridged().run(case.base_ids[-1:], edits, cache=case.before, reduce=case.margins)
-        return super().run(rows)
+        suffixes = [row.token_ids for row in rows if isinstance(row, SuffixRow)]
+        prefix = case.base.take(slice(0, case.length - len(suffixes[0])))
+        return case.margins(torch.stack([suffix.logits for suffix in run_suffixes(case.subject, prefix, suffixes)]))
 
     def kv(self, row: KVRow) -> Tensor:
         """See `Contestant`."""
@@ -50,11 +52,7 @@ class Kvprobe(Contestant):
 
     def suffix(self, row: SuffixRow) -> Tensor:
         """See `Contestant`."""
-        case = self.case
-        start = case.length - len(row.token_ids)
-        ids = (*case.base_ids[:start], *row.token_ids)
-        cache, _ = recompute(case.subject, case.before, ids[:-1], range(start, case.length - 1))
-        return case.margins(run_patches(case.subject, ids, cache, [()])[0])
+        return self.run([row])[0]
 
     def work(self, rows: Sequence[Row]) -> Work:
         """Only the tokens that change, on weights and entries that all rows share."""
