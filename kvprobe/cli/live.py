@@ -82,7 +82,8 @@ class LiveRun:
                 self._models[event.model] = f"{event.model} ({event.number} of {event.models})"
                 self._describe(f"loading {self._models[event.model]}")
             case events.ModelReady():
-                self._describe(self._models[event.model])
+                peak = "" if event.peak_bytes is None else f", up to {event.peak_bytes / 1e9:.2f} GB"
+                self._describe(f"{self._models[event.model]}{peak}")
                 if event.finished:
                     self._console.print(f"{event.model}: {event.finished} of {event.cells} cells were there.")
             case events.ModelFinished():

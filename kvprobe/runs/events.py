@@ -44,13 +44,17 @@ class ModelStarted(Event):
 
 @dataclass(frozen=True)
 class ModelReady(Event):
-    """A model is loaded and its pairs are aligned: `cells` cells, `finished` of them already in the store."""
+    """A model is loaded and its pairs are aligned: `cells` cells, `finished` of them already in the store.
+
+    `peak_bytes` is what the planner foresees for weights, caches and passes at their largest, where it knows.
+    """
 
     model: str
     pairs: int
     unaligned: int
     cells: int
     finished: int
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)

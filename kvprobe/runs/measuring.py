@@ -115,7 +115,8 @@ def measure_model(
         return _failed(run, name, error)
     cells = make_cells(prepared, plan.probe, plan.config)
     tables, pending = _stored(run, cells)
-    emit(events.ModelReady(name, len(prepared.pairs), prepared.unaligned, len(cells), len(tables)))
+    counts = len(prepared.pairs), prepared.unaligned, len(cells), len(tables)
+    emit(events.ModelReady(name, *counts, prepared.peak_bytes))
     try:
         refused = None if tables else executor.do(partial(_refused_early, plan, prepared, load_subject))
     except WorkerLostError as error:

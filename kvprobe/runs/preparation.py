@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvprobe.engine.planner import peak_bytes
 from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, ModelSourceError
 from kvprobe.models.catalogue import model_config
+from kvprobe.models.subject import Subject
 from kvprobe.probes.base import PROBES, Probe
 from kvprobe.runs import provenance
 from kvprobe.runs.config import ExperimentConfig
@@ -31,6 +33,7 @@ class Preparation:
         pairs: aligned, in the task's order.
         unaligned: prompt pairs that this tokenizer does not align.
         first_misfit: what was wrong with the first of them.
+        peak_bytes: of weights, caches and passes at their largest, as the planner foresees them; `None` without pairs.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Preparation:
     pairs: tuple[Pair, ...]
     unaligned: int
     first_misfit: str
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,14 @@ def prepare(
                 raise
             misfits.append(str(error))
     identity = provenance.identity_record(subject)
-    return Preparation(name, subject, identity, tuple(aligned), len(misfits), misfits[0] if misfits else "")
+    first_misfit, peak = misfits[0] if misfits else "", _peak_bytes(subject, aligned)
+    return Preparation(name, subject, identity, tuple(aligned), len(misfits), first_misfit, peak)
+
+
+def _peak_bytes(subject: Any, pairs: Sequence[Pair]) -> int | None:
+    if not pairs or not isinstance(subject, Subject):
+        return None
+    return peak_bytes(subject, max(len(prompt.token_ids) for pair in pairs for prompt in (pair.base, pair.donor)))
 
 
 def _chat_arguments(name: str, config: ExperimentConfig) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvprobe.engine.planner import peak_bytes
 from kvprobe.errors import KvprobeError
 from kvprobe.runs.measuring import SubjectLoader
 from kvprobe.runs.preparation import Plan, Preparation, prepare
@@ -51,8 +50,7 @@ def forecast(plan: Plan, name: str, load_subject: SubjectLoader) -> Forecast:
     pairs = prepared.pairs
     if not pairs:
         return Forecast(name, 0, None, None, 0, prepared.first_misfit)
-    longest = max(len(prompt.token_ids) for pair in pairs for prompt in (pair.base, pair.donor))
-    peak = peak_bytes(prepared.subject, longest)
+    peak = prepared.peak_bytes
     count, reason = min(_FIRST, len(pairs)), ""
     while count <= min(_MOST, len(pairs)):
         try:

@@ -224,7 +224,7 @@ def test_the_live_line_takes_every_event() -> None:
     with LiveRun(Console(file=out, width=120, force_terminal=True, color_system=None)) as live:
         live(events.RunStarted("e", "h", "there", 1, 2, 2))
         live(events.ModelStarted("m", 1, 1))
-        live(events.ModelReady("m", 2, 0, 2, 1))
+        live(events.ModelReady("m", 2, 0, 2, 1, 740_000_000))
         live(events.Progress("m", 0, 0.5, 65.0))
         live(events.CellFinished("m", 0, "k", 3, 0.1))
         live(events.CellFailed("m", 1, "It broke."))
@@ -232,7 +232,7 @@ def test_the_live_line_takes_every_event() -> None:
         live(events.ModelFinished("m", "failed", "why"))
         live(events.RunInterrupted(1, 2))
     assert live.folder == "there"
-    for text in ("It broke.", "A cell was damaged.", "m (1 of 1): failed", "1 of 2 cells"):
+    for text in ("It broke.", "A cell was damaged.", "m (1 of 1): failed", "1 of 2 cells", "up to 0.74 GB"):
         assert text in out.getvalue()
 
 
