@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvprobe.audit.methods import measure_methods
 from kvprobe.audit.prompt import AuditField, AuditPrompt, make_ready
-from kvprobe.audit.result import AuditResult, Dependence, FieldAudit, Reading, SetReading, TokenReading
+from kvprobe.audit.result import AuditResult, Dependence, FieldAudit, Reading, SetReading, TokenReading, brief
 from kvprobe.audit.verdict import conclude, dependence, erratum_reading
 from kvprobe.display.tokens import decoded_texts
 from kvprobe.engine.forward import prefill
@@ -239,6 +239,4 @@ def _set_reading(name: str, texts: Sequence[str], places: Sequence[int], recover
         else " ".join(texts[place].strip() or "⏎" for place in places)
     )
     text = " ".join(joined.split())
-    return SetReading(
-        name=name, text=text if len(text) <= 60 else f"{text[:59]}…", positions=len(places), recovery=recovery
-    )
+    return SetReading(name=name, text=brief(text), positions=len(places), recovery=recovery)

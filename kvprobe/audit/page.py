@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvprobe.audit.result import AuditResult, FieldAudit, Safety, TokenReading
+from kvprobe.audit.result import AuditResult, FieldAudit, Safety, TokenReading, brief
 from kvprobe.audit.verdict import fixed, resolution
 from kvprobe.display.page import tint
 from kvprobe.report.figures import COLORS
@@ -79,6 +79,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(short=short, tint=tint, percent=lambda share: f"{share:.0%}", fixed=fixed)
+    made.filters.update(short=short, tint=tint, brief=brief, percent=lambda share: f"{share:.0%}", fixed=fixed)
     made.globals.update(COLORS=COLORS, SIGNS=SIGNS, full=_FULL)
     return made

@@ -19,6 +19,7 @@ from kvprobe.tasks.chat import chat_wrapped
 from kvprobe.tasks.context import Context, TokenizedContext, encode_segment, show_tokens, tokenize
 from kvprobe.tasks.own_prompt import MarkedField, PromptFile
 
+_TOLD = 12
 _RESERVED = re.compile(r"task|cue|chat_prefix|chat_middle|line \d+|(before|after|erratum of) .*")
 
 
@@ -169,14 +170,14 @@ def _audit_field(
         raise type(error)(f"{where}: prompt: {error}") from None
     if len(old) != len(new):
         raise AlignmentError(
-            f"{where}: prompt: the values of {field.name!r} differ in length: {show_tokens(old, tokenizer)} is "
-            f"{len(old)} and {show_tokens(new, tokenizer)} is {len(new)} tokens long; "
+            f"{where}: prompt: the values of {field.name!r} differ in length: {_shown(old, tokenizer)} is "
+            f"{len(old)} and {_shown(new, tokenizer)} is {len(new)} tokens long; "
             f"{_advice(field, placed, tokenizer)}."
         )
     if old == new:
         raise AlignmentError(
             f"{where}: prompt: both values of {field.name!r} are the same tokens for this model, "
-            f"{show_tokens(old, tokenizer)}; choose values it can tell apart."
+            f"{_shown(old, tokenizer)}; choose values it can tell apart."
         )
     names = [segment.name for segment in context.segments]
     line_end = f"after {field.name}" if f"after {field.name}" in names else field.name
@@ -185,6 +186,11 @@ def _audit_field(
     insert = next((name for name in ("task", "chat_middle", "cue") if name in behind), behind[-1])
     donor = context.replace(field.name, placed.blank + field.new)
     return AuditField(field, placed, tokenize(donor, tokenizer), insert, alone)
+
+
+def _shown(ids: Sequence[int], tokenizer: Any) -> str:
+    """Tokens in a message; of a long value the beginning."""
+    return show_tokens(ids[:_TOLD], tokenizer) + (" ..." if len(ids) > _TOLD else "")
 
 
 def _advice(field: MarkedField, placed: PlacedField, tokenizer: Any) -> str:
@@ -259,12 +265,13 @@ def _unknown_words(base: TokenizedContext, subject: Subject) -> str:
     unknown = tokenizer.unk_token_id
     words = [
         word
-        for word in dict.fromkeys(re.findall(r"\w+|[^\w\s]", base.text))
+        for word in dict.fromkeys(re.findall(r"\w+|[^\w \n]", base.text))
         if unknown in encode_segment(word, tokenizer)
     ]
     shown = ", ".join(map(repr, words[:8])) + (", ..." if len(words) > 8 else "")
     return (
-        f"{subject.name} does not know {len(words)} words of the prompt ({shown}) and reads them as unknown; an "
+        f"{subject.name} does not know {len(words)} word{'s' * (len(words) != 1)} of the prompt ({shown}) and reads "
+        f"{'them' if len(words) != 1 else 'it'} as unknown; an "
         "organism knows the words of kvprobe's task library only, so use a pocket model for other texts."
     )
 

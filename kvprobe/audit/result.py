@@ -187,6 +187,11 @@ class FieldAudit(_Plain):
         return next(found for found in self.methods if found.name == name)
 
 
+def brief(text: str, width: int = 60) -> str:
+    """The beginning of a text that is longer than a line or a cell has room for."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 class AuditResult(_Plain):
     """An audit of one prompt on one model.
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvprobe.audit.page import SIGNS
-from kvprobe.audit.result import AuditResult, FieldAudit, MethodReading, Safety
+from kvprobe.audit.result import AuditResult, FieldAudit, MethodReading, Safety, brief
 from kvprobe.audit.verdict import fixed, resolution
 from kvprobe.report.tables import plain_table, short
 
@@ -28,7 +28,7 @@ def _pieces(result: AuditResult) -> Iterator[RenderableType]:
     for warning in result.warnings:
         yield Text(f"Note: {warning}", "yellow")
     for field in result.fields:
-        yield Text.assemble("\n", (f"{field.name}: {field.old} → {field.new}", "bold"))
+        yield Text.assemble("\n", (f"{field.name}: {brief(field.old)} → {brief(field.new)}", "bold"))
         for sentence in field.conclusions:
             yield Text(f"• {sentence}")
         if field.judged:

@@ -13,6 +13,7 @@ from kvprobe.audit.result import (
     Reading,
     Safety,
     Trial,
+    brief,
 )
 from kvprobe.runs.config import GateConfig
 
@@ -108,7 +109,7 @@ def conclude(found: FieldAudit, answer_mass: float) -> FieldAudit:
 def _depends(found: FieldAudit) -> str:
     stale, oracle = found.stale, found.oracle
     return (
-        f"The decision depends on {found.name}: {found.old} leads to {stale.decision} and {found.new} to "
+        f"The decision depends on {found.name}: {brief(found.old)} leads to {stale.decision} and {brief(found.new)} to "
         f"{oracle.decision} (margins {stale.margin:+.2f} and {oracle.margin:+.2f} logits)."
     )
 
@@ -132,7 +133,7 @@ def _no_verdict(found: FieldAudit, answer_mass: float) -> str:
         case Dependence.WRONG:
             expected = found.expected or ("", "")
             return (
-                f"The model decides wrongly: {found.old} leads to {stale.decision} and {found.new} to "
+                f"The model decides wrongly: {brief(found.old)} leads to {stale.decision} and {brief(found.new)} to "
                 f"{oracle.decision}, where the file says {expected[0]} and {expected[1]}. {nothing} Reword the rule, "
                 "try a larger model, or give the answers as a list if the model's own decision is what counts."
             )
@@ -208,13 +209,13 @@ def _erratum(found: FieldAudit) -> str:
         return "No erratum could be appended."
     follows = {
         (True, True): "follows it in both directions",
-        (True, False): f"follows it to {found.new} and not back to {found.old}",
-        (False, True): f"does not follow it to {found.new}, only back to {found.old}",
+        (True, False): f"follows it to {brief(found.new)} and not back to {brief(found.old)}",
+        (False, True): f"does not follow it to {brief(found.new)}, only back to {brief(found.old)}",
         (False, False): "does not follow it",
     }[erratum.followed, erratum.followed_back]
     kept = "leaves the decision alone" if erratum.restated_kept else "turns the decision although nothing changed"
     joint = "and" if (erratum.followed and erratum.followed_back) == erratum.restated_kept else "but"
     return (
-        f"An erratum before {erratum.before} would read {erratum.line!r}; the model {follows}, {joint} one that "
-        f"restates the value {kept}."
+        f"An erratum before {erratum.before} would read {brief(erratum.line, 200)!r}; the model {follows}, {joint} one "
+        f"that restates the value {kept}."
     )

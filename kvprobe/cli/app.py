@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
@@ -31,15 +34,20 @@ class _Group(TyperGroup):
     """Tells what kvprobe raises on purpose in one sentence; anything else is a bug and keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            with _quiet_libraries():
-                return super().invoke(ctx)
-        except KvprobeError as error:
-            typer.echo(f"Error: {error}", err=True)
-            raise typer.Exit(FAILED) from None
-        except KeyboardInterrupt:
-            typer.echo("Interrupted; finished work is kept, and the same command goes on from there.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        with _interrupts() as seen:
+            try:
+                with _quiet_libraries():
+                    return super().invoke(ctx)
+            except KvprobeError as error:
+                typer.echo(f"Error: {error}", err=True)
+                raise typer.Exit(FAILED) from None
+            except typer.Exit:
+                raise
+            except (KeyboardInterrupt, Exception) as error:
+                if not seen and not isinstance(error, KeyboardInterrupt):
+                    raise
+                typer.echo("Interrupted; the same command can be given again.", err=True)
+                raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(
@@ -67,6 +75,27 @@ def quieten() -> None:
     for library in ("transformers", "transformer_lens", "sae_lens", "huggingface_hub", "matplotlib"):
         logging.getLogger(library).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The interrupts that came; a library that is stopped while it loads may lose one and fail in another way."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from importlib.resources import files as package_files
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from kvprobe.cli.app import FAILED, app
+from kvprobe.cli.app import FAILED, INTERRUPTED, app
 from kvprobe.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -43,20 +44,44 @@ def audit(
 ) -> None:
     """Audit a prompt: does a field matter, where are its notes, which edit of it is safe, and the cheapest of these."""
     if example:
-        typer.echo((package_files("kvprobe.audit") / "example.yaml").read_text(encoding="utf-8"), nl=False)
+        # By the package above: to name its own one would load torch for a few lines of text.
+        typer.echo((package_files("kvprobe") / "audit/example.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if prompt is None:
         raise ConfigError("Name a prompt file; `kvprobe audit --example > prompt.yaml` writes one to start from.")
-    for file in (json, page):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise StoreError(f"There is no folder {file.parent} to write {file.name} to; create it.")
-    result = _audited(prompt, model, field, chat=chat, device=device, dtype=dtype, answer_mass=answer_mass)
+    _check_outputs(prompt, json, page)
+    try:
+        result = _audited(prompt, model, field, chat=chat, device=device, dtype=dtype, answer_mass=answer_mass)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; nothing was written.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     from kvprobe.audit import Dependence
 
     Console(highlight=False).print(result)
     _write(result, json, page)
     if not any(each.judged or each.dependence is Dependence.NOT_ASKED for each in result.fields):
         raise typer.Exit(FAILED)
+
+
+def _check_outputs(prompt: Path, *outputs: Path | None) -> None:
+    """What cannot be written is better known before the measurement than after it."""
+    taken = {prompt.resolve(): "the prompt"}
+    for file in filter(None, outputs):
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise StoreError(f"There is no folder {file.parent} to write {file.name} to; create it.")
+        # Writing puts a new file in the place of the old one, and that must not be done to a pipe or a terminal.
+        if folder.is_relative_to("/dev") or (file.exists() and not file.is_file()):
+            kind = "a folder" if file.is_dir() else "no ordinary file"
+            raise StoreError(f"{file} is {kind}; name a file to write.")
+        if file.resolve() in taken:
+            raise StoreError(f"{file} is {taken[file.resolve()]}; name another file to write.")
+        taken[file.resolve()] = "the other output"
+        try:
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise StoreError(f"Nothing can be written to the folder {folder} ({error.strerror}).") from error
 
 
 def _audited(

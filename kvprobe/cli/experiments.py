@@ -38,6 +38,11 @@ def _files_of(word: str) -> list[Path]:
     if Path(word).suffix in {".yaml", ".yml"}:
         raise ConfigError(f"There is no experiment file {word}; correct the path.")
     known = known_experiments()
+    if not known:
+        raise ConfigError(
+            f"There is no experiment {word!r}, and no folder {FOLDER} with others here; give the path of a YAML file, "
+            "or work in kvprobe's checkout."
+        )
     if word not in known:
         raise UnknownNameError("experiment", word, known)
     return [known[word]]

@@ -189,7 +189,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: is not UTF-8 text; give a YAML file.") from error
     try:
-        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+        refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -199,18 +199,18 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return _mapping(content, file, "the file")
 
 
-def _refuse_repeated_keys(node: Any) -> None:
+def refuse_repeated_keys(node: Any) -> None:
     """Plain YAML silently keeps the last of two equal keys."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_repeated_keys(item)
+            refuse_repeated_keys(item)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen and isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark)
             seen.add(str(key.value))
-            _refuse_repeated_keys(value)
+            refuse_repeated_keys(value)
 
 
 def _read(file: Path, depth: int = 0) -> dict[str, Any]:

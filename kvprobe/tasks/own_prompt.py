@@ -88,7 +88,13 @@ class PromptFile(BaseModel):
             raise ValueError("prompt is empty; write the text, with the field marked as {{old value|new value}}")
         if not self.marks:
             found = [repr(braces) for braces in _BRACES.findall(self.prompt)]
-            near = f"; {found[0]} is none, for a mark holds two values on one line" if found else ""
+            near = (
+                f"; {found[0]} is none: a mark holds two values on one line, with no | or brace in them"
+                if found
+                else ""
+            )
+            if not found and _MARK.search(self.cue):
+                near = "; that of the cue does not count, put it into the prompt"
             raise ValueError(f"mark the field as {{{{old value|new value}}}}; 0 marks were found{near}")
         return self
 
@@ -100,7 +106,7 @@ class PromptFile(BaseModel):
     @property
     def left_over(self) -> list[str]:
         """Double braces that are no mark and so stay in the text."""
-        return _BRACES.findall(_MARK.sub("", self.prompt))
+        return _BRACES.findall(_MARK.sub("", self.prompt)) + _BRACES.findall(self.cue)
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -222,8 +228,12 @@ def read_prompt_file(path: Path) -> PromptFile:
     Raises:
         ConfigError: it is missing, no UTF-8, no YAML, or not what the schema asks for; names the key or the line.
     """
+    from kvprobe.runs.config import refuse_repeated_keys
+
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+        content: Any = yaml.safe_load(text)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such prompt file; check the path.") from None
     except UnicodeDecodeError as error:
@@ -237,7 +247,7 @@ def read_prompt_file(path: Path) -> PromptFile:
     try:
         found = PromptFile.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_finding(error)}.") from None
+        raise ConfigError(f"{path}: {_finding(error)}") from None
     return found if found.name else found.model_copy(update={"name": path.stem})
 
 
@@ -253,6 +263,8 @@ def _yaml_finding(error: yaml.YAMLError) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None:
         return f"this is not valid YAML ({' '.join(str(error).split())}); mend the file"
+    if "stands twice" in str(problem):
+        return f"line {mark.line + 1}: {problem}; keep one of them"
     return (
         f"line {mark.line + 1} is not valid YAML ({problem}); write longer texts indented under 'prompt: |' and put "
         "short ones in quotes"
@@ -260,16 +272,18 @@ def _yaml_finding(error: yaml.YAMLError) -> str:
 
 
 def _finding(error: ValidationError) -> str:
-    """The first finding as a clause that names the key; an unknown key is told before what it makes missing."""
+    """The first finding as a sentence that names the key; an unknown key is told before what it makes missing."""
     findings = error.errors()
     first = next((found for found in findings if found["type"] == "extra_forbidden"), findings[0])
     key = str(first["loc"][0]) if first["loc"] else "prompt"
     if first["type"] == "extra_forbidden":
         known = sorted(PromptFile.model_fields)
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return f"there is no key {key!r}; " + (f"did you mean {nearest[0]!r}?" if nearest else f"known: {known}")
+        return f"there is no key {key!r}; " + (
+            f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}."
+        )
     if first["type"] == "missing":
-        return f"the key {key!r} is missing; add it"
+        return f"the key {key!r} is missing; add it."
     if first["type"] == "string_type":
-        return f"{key}: {first['input']!r} is no text; put it in quotes"
-    return f"{key}: {first['msg'].removeprefix('Value error, ').rstrip('.')}"
+        return f"{key}: {first['input']!r} is no text; put it in quotes."
+    return f"{key}: {first['msg'].removeprefix('Value error, ').rstrip('.')}."

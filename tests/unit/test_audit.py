@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ import kvprobe.audit as package
 from kvprobe.audit import AuditResult, Dependence, Safety, audit, measure, page
 from kvprobe.audit.methods import REFERENCE
 from kvprobe.audit.prompt import make_ready
+from kvprobe.audit.verdict import conclude
 from kvprobe.cli import audit as command
 from kvprobe.cli import look
 from kvprobe.cli.app import app
@@ -175,11 +177,18 @@ RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the or
     [
         ("prompt: ''\nanswers: [a, b]", r"prompt is empty"),
         ("prompt: no mark here\nanswers: [a, b]", r"0 marks were found"),
-        ("prompt: 'one {{value}} only'\nanswers: [a, b]", r"'\{\{value\}\}' is none, for a mark holds two values"),
+        ("prompt: 'one {{value}} only'\nanswers: [a, b]", r"'\{\{value\}\}' is none: a mark holds two values"),
         ("prompt: 'x {{a|b}}'\nanswers: {old: yes, new: no}", r"answers: YAML reads a bare yes.*quotes"),
         ("prompt: 'x {{a|b}}'\nanswers: {old: keep, new: keep}", r"both answers are 'keep'"),
         ("prompt: 'x {{a|b}}'\nanswer: [a, b]", r"no key 'answer'; did you mean 'answers'"),
         ("prompt: 'x {{a|b}}'", r"the key 'answers' is missing"),
+        ("prompt: 'x {{a|b|c}}'\nanswers: [d, e]", r"0 marks were found; '\{\{a\|b\|c\}\}' is none.*no \| or brace"),
+        ("prompt: x\ncue: '{{a|b}}'\nanswers: [d, e]", r"that of the cue does not count"),
+        ("prompt: 'x {{a|b}}'\nanswers: [c, d]\nanswers: [e, f]", r"line 3: the key 'answers' stands twice"),
+        (
+            f"prompt: |\n  origin: {{{{{'foreign ' * 99}|foreign}}}}\n  {RULE}answers: [inspect, release]",
+            r"(?!(.*'foreign'){15}).*'foreign' \.\.\. is 99 and 'foreign' is 1 tokens long",
+        ),
         ("name: x\nprompt: order: {{a|b}}", r"line 2 is not valid YAML"),
         ("- a list", r"must hold the keys prompt and answers"),
         ("prompt: '{{a|b}} and {{a|b}}'\nanswers: [c, d]", r"each needs a name"),
@@ -205,6 +214,7 @@ def test_every_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, 
         make_ready(micro("reader"), read_prompt_file(file), where=str(file))
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not re.search(r"[?.][?.]$", str(caught.value))
 
 
 def test_what_is_not_utf8_is_said(tmp_path: Path) -> None:
@@ -220,6 +230,11 @@ def test_what_may_not_be_as_meant_is_warned_of(tmp_path: Path) -> None:
     warnings = "\n".join(make_ready(micro("reader"), read_prompt_file(file), where=str(file)).warnings)
     assert "'foreign' of 'origin' also stands in line 2; only the marked place is changed" in warnings
     assert "does not know 2 words of the prompt ('Frobnicate', 'it')" in warnings
+    tabbed = twice.replace("Frobnicate it", "then\tinspect").replace("prompt:", "cue: '{{x}} :'\nprompt:")
+    file = written(tmp_path, tabbed)
+    warnings = "\n".join(make_ready(micro("reader"), read_prompt_file(file), where=str(file)).warnings)
+    assert "'\\t'" in warnings
+    assert "'{{x}}' is no mark" in warnings
 
 
 def test_unknown_fields_are_named(tmp_path: Path) -> None:
@@ -292,7 +307,40 @@ def test_the_command_writes_json_and_a_page(tmp_path: Path, monkeypatch: pytest.
         failed = runner.invoke(app, arguments)
         assert failed.exit_code == 1
         assert said in failed.output
+    refused = {
+        ("--json", "one", "--page", "./one"): "is the other output",
+        ("--page", "prompt.yaml"): "is the prompt",
+        ("--page", "."): "is a folder",
+        ("--json", "/dev/stdout"): "is no ordinary file",
+    }
+    monkeypatch.setattr(package, "audit", lambda *_, **__: pytest.fail("measured what cannot be written"))
+    for outputs, said in refused.items():
+        failed = runner.invoke(app, ["audit", "prompt.yaml", *outputs])
+        assert failed.exit_code == 1
+        assert said in failed.output
+    assert Path("prompt.yaml").read_text() == EXAMPLE.read_text()
+    assert not Path("one").exists()
     assert "Example: kvprobe audit" in runner.invoke(app, ["audit", "--help"]).output
+
+
+def test_an_interrupted_audit_says_that_nothing_was_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvprobe.models.loader.load_subject", interrupted)
+    stopped = CliRunner().invoke(app, ["audit", str(EXAMPLE), "--json", str(tmp_path / "a.json")])
+    assert (stopped.exit_code, stopped.output) == (130, "Interrupted; nothing was written.\n")
+
+
+def test_long_values_are_told_by_their_beginning_and_methods_are_explained() -> None:
+    result = audited("reader")
+    long = "domestic " * 50
+    field = conclude(result.fields[0].model_copy(update={"new": long}), 0.5)
+    assert f"{long[:59]}…" in field.conclusions[0]
+    assert all(len(sentence) < 400 for sentence in field.conclusions)
+    html = page(result.model_copy(update={"fields": (field,)}))
+    assert long not in html
+    assert all(method.what and f"<dd>{escape(method.what)}</dd>" in html for method in field.methods)
 
 
 def test_progress_runs_from_start_to_end_once(two_methods: None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +124,27 @@ def test_ctrl_c_elsewhere_exits_with_130_too(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("kvprobe.models.cards.model_names", interrupted)
     assert call("models", "list").exit_code == 130
+
+
+def test_where_no_experiments_are_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["run", "locality"], ["models", "cost"]):
+        failed = call(*words)
+        assert failed.exit_code == 1
+        assert "no folder experiments with others here" in failed.stderr
+
+
+def test_an_interrupt_that_a_library_swallows_while_it_loads_still_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swallowed(*_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RecursionError
+
+    monkeypatch.setattr("kvprobe.models.cards.model_names", swallowed)
+    before = signal.getsignal(signal.SIGINT)
+    stopped = call("models", "list")
+    assert (stopped.exit_code, "Interrupted" in stopped.stderr, "Traceback" in stopped.output) == (130, True, False)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_lists_name_everything(monkeypatch: pytest.MonkeyPatch) -> None:

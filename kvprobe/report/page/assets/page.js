@@ -2,8 +2,8 @@
 (() => {
   const { outcomes, experiments } = JSON.parse(document.getElementById("data").textContent);
   const SYMBOLS = ["circle", "square", "triangle-up", "pentagon", "hexagon", "star"];
-  // Heights in pixels: of the label of an effect, and of each model below it.
-  const LABEL = 24, STEP = 15, GAP = 8;
+  // Heights in pixels: of the label of an effect, of each model below it, and of a figure's legend and axis.
+  const LABEL = 24, STEP = 15, GAP = 8, AROUND = 120;
 
   for (const experiment of experiments) {
     experiment.effects = experiment.effects.map((values) =>
@@ -210,6 +210,9 @@
     return library;
   }
 
+  const lineHeight = (experiment) => LABEL + STEP * experiment.models.length + GAP;
+  const figureHeight = (experiment, view) => lineHeight(experiment) * view.effects.length + AROUND;
+
   function viewed(experiment, view) {
     const lines = view.effects.map((name) => experiment.effects.map((effect, place) => ({ effect, place }))
       .filter(({ effect }) => effect.name === name));
@@ -297,7 +300,7 @@
       annotations.push({ text: escaped(label), x: 0, xref: "paper", xanchor: "left", y: top, yanchor: "middle", showarrow: false, font: { size: 12 }, bgcolor: color("ground"), borderpad: 1 });
     });
     return {
-      height: height * shown.lines.length + 120, margin: { l: 8, r: 8, t: 60, b: 50 },
+      height: figureHeight(experiment, shown.view), margin: { l: 8, r: 8, t: 60, b: 50 },
       paper_bgcolor: color("ground"), plot_bgcolor: color("ground"), font: { color: color("ink"), family: "system-ui, sans-serif" },
       hovermode: "closest", hoverlabel: { align: "left" }, dragmode: coarse ? false : "zoom",
       legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 12 } },
@@ -310,7 +313,7 @@
   async function draw(experiment, element, view) {
     const Plotly = await plotting();
     const shown = viewed(experiment, view);
-    const range = rangeOf(shown), height = LABEL + STEP * experiment.models.length + GAP;
+    const range = rangeOf(shown), height = lineHeight(experiment);
     const first = !element.classList.contains("js-plotly-plot");
     await Plotly.react(element, traces(experiment, shown, range, height), layout(experiment, shown, range, height), { displayModeBar: false, responsive: true });
     if (first) {
@@ -355,7 +358,10 @@
     const tabulate = () => { if (table.open) table.querySelector("div").replaceChildren(numbers(experiment, number, view())); };
     let seen = false;
     const redraw = () => { if (seen) draw(experiment, element, view()); };
-    choice.addEventListener("change", () => { redraw(); tabulate(); });
+    // Room is kept for what is not drawn yet: a link to an experiment further down must not be led astray.
+    const reserve = () => { element.style.minHeight = `${figureHeight(experiment, view())}px`; };
+    reserve();
+    choice.addEventListener("change", () => { reserve(); redraw(); tabulate(); });
     table.addEventListener("toggle", tabulate);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
     new IntersectionObserver((entries, observer) => {
