@@ -70,15 +70,9 @@ def _token(token: TokenReading, field: FieldAudit, limit: float, floor: float) -
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from kvprobe.display.templating import environment
 
-    made = Environment(
-        loader=PackageLoader("kvprobe.audit"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = environment("kvprobe.audit")
     made.filters.update(short=short, tint=tint, brief=brief, percent=lambda share: f"{share:.0%}", fixed=fixed)
     made.globals.update(COLORS=COLORS, SIGNS=SIGNS, full=_FULL)
     return made

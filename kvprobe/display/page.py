@@ -54,15 +54,9 @@ def scaled(count: float, prefixes: tuple[str, ...] = ("", "k", "M", "G", "T", "P
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from kvprobe.display.templating import environment
 
-    made = Environment(
-        loader=PackageLoader("kvprobe.display"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = environment("kvprobe.display")
     made.globals.update(COLORS=COLORS)
     made.filters.update(tint=tint, number=number, short=short)
     return made

@@ -23,7 +23,7 @@ from kvprobe.tasks.pairs import Pair
 CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
-_WITHOUT_INFLUENCE = ("cli/", "report/", "display/", "stats/", "organisms/", "models/configs/")
+_WITHOUT_INFLUENCE = ("cli/", "report/", "display/", "stats/", "organisms/", "models/configs/", "audit/", "doctor.py")
 _SOURCES = {".py", ".yaml", ".yml"}
 
 
@@ -34,8 +34,12 @@ def cell_key(content: Mapping[str, Any]) -> str:
 
 
 def identity_record(subject: Any) -> dict[str, Any]:
-    """The subject's identity as plain values."""
-    return {key: _plain(value) for key, value in vars(subject.identity).items()}
+    """The subject's identity as plain values; what ships with kvprobe is told by its place in the package."""
+    record = {key: _plain(value) for key, value in vars(subject.identity).items()}
+    source, package = Path(str(record.get("source", ""))), Path(kvprobe.__file__).parent
+    if source.is_relative_to(package):
+        record["source"] = source.relative_to(package.parent).as_posix()
+    return record
 
 
 def pair_record(pair: Pair) -> dict[str, Any]:

@@ -11,6 +11,7 @@ A cell counts as finished when its `.json` is there, which is written last and h
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -185,17 +186,26 @@ def json_bytes(content: Any) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
-    """Write `data` to `path` so that at any moment it holds the old content or the new one, never a part."""
-    temporary = _temporary(path)
+    """Write `data` to `path` so that at any moment it holds the old content or the new one, never a part.
+
+    A link stays, and the file it leads to is written.
+
+    Raises:
+        OSError: it cannot be written, or is a device or a folder.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+    temporary = _temporary(target)
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
+    directory = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:

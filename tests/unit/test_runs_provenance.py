@@ -91,3 +91,11 @@ def test_rows_must_say_which_pair_they_are_of(row: dict[str, object]) -> None:
     pair = SimpleNamespace()
     with pytest.raises(ValueError, match="index into the pairs"):
         labelled([row], Cell("m", 0, 0, (pair,), "k"))  # type: ignore[arg-type]
+
+
+def test_what_ships_with_kvprobe_is_told_by_its_place_in_the_package() -> None:
+    package = Path(kvprobe.__file__).parent
+    shipped = SimpleNamespace(identity=SimpleNamespace(source=str(package / "organisms" / "weights" / "one")))
+    assert provenance.identity_record(shipped)["source"] == "kvprobe/organisms/weights/one"
+    own = SimpleNamespace(identity=SimpleNamespace(source="/home/somebody/model"))
+    assert provenance.identity_record(own)["source"] == "/home/somebody/model"

@@ -165,6 +165,18 @@ def test_full_and_read_only_disks_are_one_sentence(store: Store, monkeypatch: py
         Store(store.root, "fake", "cc" * 32)
 
 
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    assert write_atomically(link, b"new") == link
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    for no_file in (Path("/dev/null"), tmp_path):
+        with pytest.raises(OSError, match="no ordinary file"):
+            write_atomically(no_file, b"lost")
+
+
 def test_what_a_killed_run_left_is_swept_away_and_what_a_living_one_writes_is_not(store: Store) -> None:
     import socket
     import subprocess

@@ -13,9 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from kvprobe.display.templating import environment
 from kvprobe.report.page.data import experiment_data
 from kvprobe.report.section import sample_of
 from kvprobe.report.section_tables import HEADLINE, LOST, p_text
@@ -212,15 +213,9 @@ def _outcome(outcome: Outcome) -> dict[str, str]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("kvprobe.report.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"short": short, "title_of": _title_of}
-    return environment
+    made = environment("kvprobe.report.page")
+    made.filters |= {"short": short, "title_of": _title_of}
+    return made
 
 
 def _asset(name: str) -> Markup:
