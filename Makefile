@@ -36,7 +36,7 @@ $(SECTIONS): reproduce-section-%:
 calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other
 	$(BIN)/kvprobe run experiments/section3 --profile calibration --results $(RESULTS)-calibration
 
-released: $(READY) ## our own runs of all sections, as kept in results/released (three quarters of an hour)
+released: $(READY) ## our own runs of all sections, as kept in results/released (about 50 minutes on two cores)
 	for section in 3 4 5 6; do \
 	  $(BIN)/kvprobe run experiments/section$$section --results results/released $(if $(JOBS),--jobs $(JOBS)) || exit 1; done
 

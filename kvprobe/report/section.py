@@ -131,7 +131,11 @@ def sample_of(result: RunResult) -> str:
         if model.gate is None or not model.effects:
             counts.append(f"{short(model.name)} {model.status}")
             continue
-        clusters = f"{max(effect.clusters for effect in model.effects)} {result.config.statistics.cluster}s"
+        count = max(effect.clusters for effect in model.effects)
+        if model.gate.oracle_accuracy is not None:
+            # Effects over other units than pairs, such as single tokens, count clusters of their own.
+            count = min(count, model.gate.oracle_accuracy.clusters)
+        clusters = f"{count} {result.config.statistics.cluster}s"
         counts.append(f"{short(model.name)} {model.gate.included} of {model.gate.generated} pairs, {clusters}")
     used = {verdict.effect.method for verdict in result.verdicts if verdict.effect}
     kinds = ", ".join(sorted(used - {"exact"})) or "none"
