@@ -84,28 +84,29 @@ def check_patches(base: KVCache, patches: Iterable[KVPatch]) -> None:
             check_same_shape(base, patch.donor)
         of_donor.append(patch)
     for group in by_donor.values():
-        effective = [patch for patch in group if not patch.no_op]
-        places = {p: n for n, p in enumerate(sorted({p for patch in effective for p in patch.positions}))}
-        changed = changed_entries(base, group[0].donor, list(places))
-        for patch in effective:
-            columns = [places[position] for position in patch.positions]
-            layers = list(layers_of(patch, len(base.layers)))
-            if not bool(changed[layers][:, columns].any()):
-                raise NoEffectError(
-                    f"Patching positions {_brief(patch.positions)} changes nothing: base and donor are equal there; "
-                    "choose positions from the changed span on, or declare no_op."
-                )
+        idle = _idle(base, [patch for patch in group if not patch.no_op])
+        if idle:
+            raise NoEffectError(
+                f"Patching positions {_brief(idle[0].positions)} changes nothing: base and donor are equal there; "
+                "choose positions from the changed span on, or declare no_op."
+            )
 
 
-def changed_entries(base: KVCache, donor: KVCache, positions: Sequence[int]) -> Tensor:
-    """Bool `[layer, position]` on the CPU: where keys or values of base and donor differ.
-
-    Raises:
-        UnsupportedError: a position is missing in either.
-    """
-    here, there = base.index_of(positions), donor.index_of(positions)
-    layers = zip(base.layers, donor.layers, strict=True)
-    return torch.stack([_differ(mine.take(here), other.take(there)) for mine, other in layers])
+def _idle(base: KVCache, patches: Sequence[KVPatch]) -> list[KVPatch]:
+    """Patches of one donor that change nothing."""
+    idle = list(patches)
+    # From the last layer down: what a change reaches at all differs there, and is settled by one comparison.
+    for number in reversed(range(len(base.layers))):
+        asked = [patch for patch in idle if number in layers_of(patch, len(base.layers))]
+        if not asked:
+            continue
+        donor, places = asked[0].donor, sorted({place for patch in asked for place in patch.positions})
+        here, there = base.index_of(places), donor.index_of(places)
+        differs = _differ(base.layers[number].take(here), donor.layers[number].take(there))
+        changed = {place for place, differ in zip(places, differs.tolist(), strict=True) if differ}
+        acting = {id(patch) for patch in asked if not changed.isdisjoint(patch.positions)}
+        idle = [patch for patch in idle if id(patch) not in acting]
+    return idle
 
 
 def differing_entries(base: KVCache, donor: KVCache, positions: Tensor) -> Tensor:
