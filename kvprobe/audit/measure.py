@@ -118,7 +118,7 @@ class _Measuring:
         self.progress("deciding", 0.0)
         prompt, field = self.prompt, self.field
         donor_logits = prefill(self.subject, field.donor.token_ids).logits
-        decisions = tuple(_decision(prompt.answer_ids, logits) for logits in (base_logits, donor_logits))
+        decisions = tuple(prompt.decision(logits) for logits in (base_logits, donor_logits))
         expected = prompt.content.expected(field.marked.name)
         answers = _contrast(decisions, expected, prompt.answer_ids, donor_logits)
         span = prompt.base.spans[field.marked.name]
@@ -205,7 +205,7 @@ class _Measuring:
         mass = float(logits.double().softmax(-1)[ids].sum())
         likeliest = int(logits.argmax())
         return Reading(
-            decision=_decision(self.prompt.answer_ids, logits),
+            decision=self.prompt.decision(logits),
             margin=margin,
             mass=mass,
             says=self.subject.tokenizer.decode([likeliest]),
@@ -216,10 +216,6 @@ class _Measuring:
         return tuple(decoded_texts(token_ids, self.subject.tokenizer)[span.start : span.end])
 
 
-def _decision(answer_ids: Mapping[str, int], logits: Tensor) -> str:
-    return max(answer_ids, key=lambda answer: float(logits[answer_ids[answer]]))
-
-
 def _contrast(
     decisions: tuple[str, ...], expected: tuple[str, str] | None, answer_ids: Mapping[str, int], donor: Tensor
 ) -> tuple[str, str]:
@@ -228,8 +224,8 @@ def _contrast(
         return expected
     if decisions[0] != decisions[1]:
         return decisions[0], decisions[1]
-    others = {answer: token for answer, token in answer_ids.items() if answer != decisions[0]}
-    return decisions[0], _decision(others, donor)
+    others = [answer for answer in answer_ids if answer != decisions[0]]
+    return decisions[0], max(others, key=lambda answer: float(donor[answer_ids[answer]]))
 
 
 def _set_reading(name: str, texts: Sequence[str], places: Sequence[int], recovery: float) -> SetReading:

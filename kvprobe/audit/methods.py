@@ -118,9 +118,8 @@ class _Trials:
         logits = edited.prompt.decide(self.subject).logits
         at_old, at_new = self.unedited.base.margin, self.unedited.donor.margin
         start, end = (at_old, at_new) if old else (at_new, at_old)
-        ids = self.prompt.answer_ids
         return Trial(
-            decision=max(ids, key=lambda answer: float(logits[ids[answer]])),
+            decision=self.prompt.decision(logits),
             oracle=(self.found.oracle if new else self.found.stale).decision,
             recovery=(self._margin(logits) - start) / (end - start),
         )

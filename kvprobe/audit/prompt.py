@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from kvprobe.edit.base import CachedPrompt, FieldEdit
 from kvprobe.edit.fields import Field, Part, PlacedField, laid_out
 from kvprobe.engine.cache import KVCache
@@ -66,6 +68,10 @@ class AuditPrompt:
     answer_ids: Mapping[str, int]
     chat: bool
     warnings: tuple[str, ...]
+
+    def decision(self, logits: Tensor) -> str:
+        """The likeliest of the answers, by logits `[vocab]`."""
+        return max(self.answer_ids, key=lambda answer: float(logits[self.answer_ids[answer]]))
 
     def cached(self, tokens: TokenizedContext, cache: KVCache) -> CachedPrompt:
         """A prompt on its cache, without the decision token's entry."""

@@ -24,9 +24,8 @@ from kvprobe.engine.forward import call_model, check_fills_cache, empty_cache, l
 from kvprobe.engine.interventions import KVPatch, check_patches
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.own_modules import edited, has_place
-from kvprobe.engine.patched import patched_cache
 from kvprobe.engine.planner import plan_batch
-from kvprobe.engine.shared_prefix import shared_prefix
+from kvprobe.engine.shared_prefix import cache_of_rows
 from kvprobe.engine.sweep import in_batches
 from kvprobe.errors import NumericsError, UnsupportedError
 from kvprobe.models.subject import Subject
@@ -189,7 +188,7 @@ class Components:
 
         bridged = reference or not all(has_place(edit.hook) for row in rows for edit in row)
         length = len(token_ids) + (0 if cache is None else len(cache))
-        fits = plan_batch(self._own, length, len(token_ids), laid_out=bridged or not self._shares(cache))
+        fits = plan_batch(self._own, length, len(token_ids), laid_out=bridged or not cache)
         if bridged:
             # The bridge lays keys and values out for every query head.
             fits //= 3
@@ -262,22 +261,12 @@ class Components:
         plan = plan_masks(subject, places, keys, causal)
         ids = torch.as_tensor(token_ids, dtype=torch.long).expand(rows, -1)
         axes = None if cache is None else cache.text_axes(places)
-        with self._entries(cache, patches or [()] * rows, shared=not bridged) as entries:
+        past: AbstractContextManager[Any] = nullcontext(empty_cache())
+        if cache is not None:
+            past = cache_of_rows(subject, cache, patches or [()] * rows, laid_out=bridged or not cache)
+        with past as entries:
             output = call_model(subject, ids, places, entries, plan, axes=axes, gradients=gradients)
         return logits_of(output, subject)
-
-    def _shares(self, cache: KVCache | None) -> bool:
-        return cache is not None and len(cache) > 0 and self._own.architecture.shares_prefix
-
-    def _entries(
-        self, cache: KVCache | None, patches: Sequence[Sequence[KVPatch]], *, shared: bool
-    ) -> AbstractContextManager[Any]:
-        """The Hugging Face cache to run on."""
-        if cache is None:
-            return nullcontext(empty_cache())
-        if shared and self._shares(cache):
-            return shared_prefix(self._own, cache, patches)
-        return nullcontext(patched_cache(cache, patches))
 
     @contextmanager
     def _hooked(self, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:

@@ -26,8 +26,10 @@ def plan_batch(subject: Subject, length: int, tokens: int = 1, *, laid_out: bool
         subject: the model.
         length: keys that each row attends to.
         tokens: run in each row.
-        laid_out: every row has a whole cache of its own in the layer that attends, as on the reference path.
+        laid_out: every row has a whole cache of its own in the layer that attends, as on the reference path; so it is
+            for architectures that cannot share one.
     """
+    laid_out = laid_out or not subject.architecture.shares_prefix
     per_row = bytes_per_row(subject, length, tokens, laid_out=laid_out)
     budget = _CPU_LAID_OUT_BYTES if laid_out else _CPU_BYTES
     if subject.device.type == "cuda":
@@ -60,9 +62,7 @@ def shared_bytes(subject: Subject) -> int:
 
 def cache_bytes(subject: Subject, length: int) -> int:
     """Bytes of a cache of `length` entries in all layers."""
-    config = subject.config
-    width = subject.architecture.head_dim(config)
-    return int(2 * length * subject.layers * config.num_key_value_heads * width * subject.dtype.itemsize)
+    return length * subject.layers * subject.architecture.cached_numbers(subject.config) * subject.dtype.itemsize
 
 
 def weight_bytes(subject: Subject) -> int:

@@ -11,7 +11,7 @@ The scheme is that of prefix-shared decoding (Juravsky et al. 2024, arXiv 2402.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +86,18 @@ class _Active:
 
 
 _ACTIVE: ContextVar[_Active] = ContextVar("shared prefix")
+
+
+def cache_of_rows(
+    subject: Subject, base: KVCache, rows: Sequence[Sequence[KVPatch]], *, laid_out: bool = False
+) -> AbstractContextManager[Any]:
+    """The cache of one pass over rows that differ from `base` in patches, for the length of a `with` block.
+
+    Rows share the base, unless they are to be `laid_out` or the architecture cannot; arguments as in `shared_prefix`.
+    """
+    if laid_out or not subject.architecture.shares_prefix:
+        return nullcontext(patched_cache(base, rows))
+    return shared_prefix(subject, base, rows)
 
 
 @contextmanager

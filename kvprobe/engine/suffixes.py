@@ -15,7 +15,7 @@ from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.operations import overwrite
 from kvprobe.engine.planner import plan_batch
 from kvprobe.engine.shared_prefix import shared_prefix
-from kvprobe.engine.sweep import in_batches
+from kvprobe.engine.sweep import batches
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.subject import Subject
 
@@ -71,14 +71,14 @@ def run_suffixes(
         by_length.setdefault(len(suffix), []).append(number)
     for length, numbers in by_length.items():
 
-        def run(start: int, stop: int, numbers: list[int] = numbers) -> Tensor:
+        def run(start: int, stop: int, numbers: list[int] = numbers) -> dict[int, Suffix]:
             part = numbers[start:stop]
             made = _run(subject, prefix, [suffixes[n] for n in part], [rows[n] for n in part])
-            results.update(zip(part, made, strict=True))
-            return torch.empty(stop - start)
+            return dict(zip(part, made, strict=True))
 
         size = plan_batch(subject, len(prefix) + length, length)
-        in_batches(run, len(numbers), batch_size or size)
+        for part in batches(run, len(numbers), batch_size or size):
+            results |= part
     return [results[number] for number in range(len(suffixes))]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,11 +13,12 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import call_model, logits_of
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch, Row, check_patches
 from kvprobe.engine.masks import plan_masks
-from kvprobe.engine.patched import patched_cache
 from kvprobe.engine.planner import plan_batch
-from kvprobe.engine.shared_prefix import shared_prefix
+from kvprobe.engine.shared_prefix import cache_of_rows
 from kvprobe.errors import OutOfMemoryError, UnsupportedError
 from kvprobe.models.subject import Subject
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,7 @@ def run_patches(
         logits, _ = _decide(subject, base_ids[-1], position, past, rows[start:stop], reference=reference)
         return (logits if reduce is None else reduce(logits)).cpu()
 
-    laid_out = reference or not subject.architecture.shares_prefix
-    return in_batches(run, len(rows), batch_size or plan_batch(subject, len(past) + 1, laid_out=laid_out))
+    return in_batches(run, len(rows), batch_size or plan_batch(subject, len(past) + 1, laid_out=reference))
 
 
 def decide(
@@ -129,21 +129,32 @@ def _decide(
     plan = plan_masks(subject, place, keys, torch.ones(1, len(keys), dtype=torch.bool), knockouts)
     patches = [[item for item in row if isinstance(item, KVPatch)] for row in rows]
     ids = torch.full((len(rows), 1), token_id, dtype=torch.long)
-    whole = reference or attention or not subject.architecture.shares_prefix
-    with nullcontext(patched_cache(past, patches)) if whole else shared_prefix(subject, past, patches) as cache:
+    with cache_of_rows(subject, past, patches, laid_out=reference or attention) as cache:
         output = call_model(subject, ids, place, cache, plan, axes=past.text_axes(place), attention=attention)
     weights = torch.stack([layer[:, :, 0] for layer in output.attentions], dim=1) if attention else None
     return logits_of(output, subject), weights
 
 
 def in_batches(run: Callable[[int, int], Tensor], count: int, size: int) -> Tensor:
-    """`run(start, stop)` over all of `count` rows, joined; a batch that runs out of memory is halved and run again.
+    """What `batches` gives, joined.
 
     Raises:
         OutOfMemoryError: not even one row fits.
         UnsupportedError: there is no row.
     """
-    results: list[Tensor] = []
+    results = batches(run, count, size)
+    if not results:
+        raise UnsupportedError("A sweep needs at least one intervention.")
+    return torch.cat(results)
+
+
+def batches(run: Callable[[int, int], Result], count: int, size: int) -> list[Result]:
+    """`run(start, stop)` over all of `count` rows; a batch that runs out of memory is halved and run again.
+
+    Raises:
+        OutOfMemoryError: not even one row fits.
+    """
+    results: list[Result] = []
     start = 0
     while start < count:
         stop = min(start + size, count)
@@ -163,9 +174,7 @@ def in_batches(run: Callable[[int, int], Tensor], count: int, size: int) -> Tens
             size = (stop - start) // 2
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    if not results:
-        raise UnsupportedError("A sweep needs at least one intervention.")
-    return torch.cat(results)
+    return results
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -129,11 +129,7 @@ def cache_bytes_per_token(model: ModelConfig) -> float:
     from kvprobe.models.architectures.base import ARCHITECTURES
 
     config, adapter = text_config(model), ARCHITECTURES.get(model.architecture)()
-    if adapter.latent_cache:
-        each = config.kv_lora_rank + config.qk_rope_head_dim
-    else:
-        each = 2 * config.num_key_value_heads * adapter.head_dim(config)
-    return 2.0 * each * int(config.num_hidden_layers)
+    return 2.0 * adapter.cached_numbers(config) * int(config.num_hidden_layers)
 
 
 def _sweep_bytes(model: ModelConfig) -> int:

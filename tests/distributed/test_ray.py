@@ -25,7 +25,7 @@ UNIT = Path(__file__).parents[1] / "unit"
 sys.path.insert(0, str(UNIT))
 
 import section_fakes  # noqa: E402
-from section_fakes import PAUSE, contents, experiment, load_subject  # noqa: E402
+from section_fakes import PAUSE, contents, experiment, group_is_gone, load_subject  # noqa: E402
 
 import kvprobe  # noqa: E402
 from kvprobe.cli import doctor  # noqa: E402, F401 - they register themselves
@@ -172,17 +172,6 @@ def start(results: Path, seconds: float = 0.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, str(results)], env=environment, start_new_session=True)
 
 
-def ray_is_gone(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.2)
-    return False
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_keeps_finished_cells(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvprobe[distributed]'")
@@ -192,7 +181,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_finished_cells(tmp_path: Path) -> Non
         time.sleep(0.05)
     os.killpg(cut.pid, signal.SIGINT)  # as a terminal does
     assert cut.wait(60) == 130
-    assert ray_is_gone(cut.pid, 60)
+    assert group_is_gone(cut.pid, 60)
     kept = logged(tmp_path, "cell")
     assert 2 <= len(kept) < 12
     assert not list(tmp_path.rglob("summary.json"))

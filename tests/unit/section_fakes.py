@@ -141,6 +141,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+def group_is_gone(group: int, seconds: float) -> bool:
+    """Whether no process of the group is left within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def main() -> None:
     fix_provenance()
     task = {"name": "gated_decision", "size": 12, "split": "all"}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import section_fakes
 import torch
-from section_fakes import contents, experiment, run
+from section_fakes import contents, experiment, group_is_gone, run
 
 import kvprobe
 from kvprobe.errors import OutOfMemoryError, UnknownNameError
@@ -120,17 +120,6 @@ def start(results: Path, seconds: float = 0.0) -> subprocess.Popen[bytes]:
         "PYTHONPATH": str(Path(kvprobe.__file__).parents[1]),
     }
     return subprocess.Popen(command, env=environment, start_new_session=True)
-
-
-def group_is_gone(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.slow

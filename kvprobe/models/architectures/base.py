@@ -179,6 +179,10 @@ class ArchitectureAdapter:
         """Channels of one head; not always hidden size over heads."""
         return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
+    def cached_numbers(self, config: Any) -> int:
+        """Numbers that one token leaves in the cache of one layer."""
+        return int(2 * config.num_key_value_heads * self.head_dim(config))
+
     def flops_per_token(self, config: Any) -> int:
         """FLOPs of all matrix products with weights for one token, the output layer left out."""
         return self.attention_flops_per_token(config) + self.mlp_flops_per_token(config)

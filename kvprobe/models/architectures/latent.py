@@ -39,10 +39,14 @@ class LatentAttention(ArchitectureAdapter):
         """Channels of one expanded key."""
         return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
 
+    def cached_numbers(self, config: Any) -> int:
+        """The latent with its rotary key."""
+        return int(config.kv_lora_rank + config.qk_rope_head_dim)
+
     def numbers_per_token(self, config: Any) -> tuple[int, int]:
         """Cached per token and layer: the latent with its rotary key, and keys and values of all heads in its place."""
-        latent = config.kv_lora_rank + config.qk_rope_head_dim
-        return int(latent), int(config.num_attention_heads * (self.head_dim(config) + config.v_head_dim))
+        expanded = config.num_attention_heads * (self.head_dim(config) + config.v_head_dim)
+        return self.cached_numbers(config), int(expanded)
 
     def attention_flops_per_token(self, config: Any) -> int:
         """Queries, low-rank where the configuration says so, the latent with its rotary key, and the output."""
