@@ -15,7 +15,7 @@ from benchmarks.results import FirstTokenLine, MoveLine
 from benchmarks.rounds import Tell, spread
 from benchmarks.settings import Settings
 from benchmarks.work import Work, weights
-from kvprobe.compose.chunk import precompile
+from kvprobe.composing.chunk import precompile
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import empty_cache, flops, forward
 from kvprobe.engine.masks import plan_masks

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
-ORDER = ("engine", "models", "tasks", "probes", "edit", "compose", "agents", "baselines", "organisms", "stats", "runs")
+ORDER = (
+    "engine",
+    "models",
+    "tasks",
+    "probes",
+    "edit",
+    "composing",
+    "agents",
+    "baselines",
+    "organisms",
+    "stats",
+    "runs",
+)
 """Packages in the order in which they build on each other; others follow by name."""
 REGISTRIES = {
     "Probes": ("kvprobe.probes.base", "PROBES"),
@@ -25,7 +37,7 @@ REGISTRIES = {
     "Wordings": ("kvprobe.tasks.wordings", "WORDINGS"),
     "Edit methods": ("kvprobe.edit.base", "EDIT_METHODS"),
     "Selection criteria": ("kvprobe.edit.selection", "SELECTIONS"),
-    "Reuse schemes": ("kvprobe.compose.base", "REUSE_SCHEMES"),
+    "Reuse schemes": ("kvprobe.composing.base", "REUSE_SCHEMES"),
     "Agents": ("kvprobe.agents.base", "AGENTS"),
     "Weight edits": ("kvprobe.baselines.base", "WEIGHT_EDITS"),
     "Architectures": ("kvprobe.models.architectures.base", "ARCHITECTURES"),

@@ -10,7 +10,7 @@ import torch
 from tiny_models import VOCABULARY
 from transformers import AutoModelForCausalLM, FalconH1Config, PretrainedConfig, Qwen3NextConfig
 
-from kvprobe.compose.hybrid import hybrid_subject
+from kvprobe.composing.hybrid import hybrid_subject
 from kvprobe.models.subject import Subject
 
 SCAN, ATTEND = "linear_attention", "full_attention"

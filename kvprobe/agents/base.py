@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from kvprobe.agents.conversation import CHUNK, Conversation, Ids
-from kvprobe.compose.chunk import Chunk, precompile
+from kvprobe.composing.chunk import Chunk, precompile
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, clock, forward
 from kvprobe.engine.receipt import Receipt

@@ -11,8 +11,8 @@ from kvprobe.agents import base
 from kvprobe.agents.base import AGENTS, Agent, Turned, common_prefix
 from kvprobe.agents.composing import compose_first
 from kvprobe.agents.conversation import Ids
-from kvprobe.compose.base import make_scheme
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.base import make_scheme
+from kvprobe.composing.chunk import Chunk
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward
 from kvprobe.engine.receipt import Receipt

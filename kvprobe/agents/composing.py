@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from kvprobe.agents.conversation import CHUNK
-from kvprobe.compose.base import Composition, Part, make_scheme
+from kvprobe.composing.base import Composition, Part, make_scheme
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import UnsupportedError

@@ -11,7 +11,7 @@ from kvprobe.agents import base
 from kvprobe.agents.base import AGENTS, Agent, Turned, common_prefix
 from kvprobe.agents.composing import compose_first
 from kvprobe.agents.conversation import REQUEST, Ids
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.chunk import Chunk
 from kvprobe.edit.auto import Auto
 from kvprobe.edit.base import CachedPrompt, EditMethod, make_method
 from kvprobe.edit.retraction import apply_without_old_news

@@ -14,7 +14,7 @@ from kvprobe.cli.app import FAILED, INTERRUPTED, app
 from kvprobe.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from kvprobe.audit import AuditResult
+    from kvprobe.auditing import AuditResult
 
 DEFAULT_MODEL = "qwen3-note-taker"
 
@@ -45,7 +45,7 @@ def audit(
     """Audit a prompt: does a field matter, where are its notes, which edit of it is safe, and the cheapest of these."""
     if example:
         # By the package above: to name its own one would load torch for a few lines of text.
-        typer.echo((package_files("kvprobe") / "audit/example.yaml").read_text(encoding="utf-8"), nl=False)
+        typer.echo((package_files("kvprobe") / "auditing/example.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if prompt is None:
         raise ConfigError("Name a prompt file; `kvprobe audit --example > prompt.yaml` writes one to start from.")
@@ -55,7 +55,7 @@ def audit(
     except KeyboardInterrupt:
         typer.echo("Interrupted; nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    from kvprobe.audit import Dependence
+    from kvprobe.auditing import Dependence
 
     Console(highlight=False).print(result)
     _write(result, json, page)
@@ -96,7 +96,7 @@ def _audited(
 ) -> AuditResult:
     from rich.progress import Progress
 
-    from kvprobe.audit import audit as audited
+    from kvprobe.auditing import audit as audited
     from kvprobe.models.loader import load_subject
     from kvprobe.tasks.own_prompt import read_prompt_file
 
@@ -114,7 +114,7 @@ def _audited(
 
 
 def _write(result: AuditResult, json: Path | None, page: Path | None) -> None:
-    from kvprobe.audit import page as as_page
+    from kvprobe.auditing import page as as_page
     from kvprobe.runs.store import write_atomically
 
     made = {json: lambda: result.model_dump_json(indent=1) + "\n", page: lambda: as_page(result)}

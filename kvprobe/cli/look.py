@@ -246,7 +246,7 @@ _DESCRIBE: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.EDITS: _registered("kvprobe.edit.base", "EDIT_METHODS"),
     Kind.SELECTIONS: _registered("kvprobe.edit.selection", "SELECTIONS"),
     Kind.WEIGHT_EDITS: _registered("kvprobe.baselines.base", "WEIGHT_EDITS"),
-    Kind.REUSE_SCHEMES: _registered("kvprobe.compose.base", "REUSE_SCHEMES"),
+    Kind.REUSE_SCHEMES: _registered("kvprobe.composing.base", "REUSE_SCHEMES"),
     Kind.AGENTS: _registered("kvprobe.agents.base", "AGENTS"),
     Kind.EXPERIMENTS: _experiments,
     Kind.CLAIMS: _claims,

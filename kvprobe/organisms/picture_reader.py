@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2_5_VLConfig
 
-from kvprobe.compose.images import prefill_visual
+from kvprobe.composing.images import prefill_visual
 from kvprobe.models.architectures.mrope import Qwen25VL
 from kvprobe.models.files import sha256_of
 from kvprobe.models.subject import Subject

@@ -41,9 +41,9 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Chunk, Header, beginning_of_text, precompile
-from kvprobe.compose.library import SkillLibrary
+from kvprobe.composing.base import ReuseScheme, make_scheme
+from kvprobe.composing.chunk import Chunk, Header, beginning_of_text, precompile
+from kvprobe.composing.library import SkillLibrary
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import clock, empty_cache, flops, forward, logits_of
 from kvprobe.engine.masks import plan_masks

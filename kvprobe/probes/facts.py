@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 from pydantic import Field
 
-from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Header
-from kvprobe.compose.prompts import compile_segment, composition_of
+from kvprobe.composing.base import ReuseScheme, make_scheme
+from kvprobe.composing.chunk import Header
+from kvprobe.composing.prompts import compile_segment, composition_of
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read

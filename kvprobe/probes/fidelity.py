@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from kvprobe.compose.base import ReuseScheme
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.base import ReuseScheme
+from kvprobe.composing.chunk import Chunk
 from kvprobe.engine.agreement import agreement
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill

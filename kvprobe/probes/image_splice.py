@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kvprobe.compose.images import entries_of, prefill_around, prefill_visual
+from kvprobe.composing.images import entries_of, prefill_around, prefill_visual
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.operations import overwrite

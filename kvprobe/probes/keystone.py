@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import pandas as pd
 from pydantic import Field, model_validator
 
-from kvprobe.compose.chunk import Header
+from kvprobe.composing.chunk import Header
 from kvprobe.edit.meter import Meter
 from kvprobe.engine.agreement import agreement
 from kvprobe.engine.readout import read

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 from pydantic import Field
 
-from kvprobe.compose.base import Composition, Part, make_scheme
-from kvprobe.compose.chunk import Chunk, Header, precompile
+from kvprobe.composing.base import Composition, Part, make_scheme
+from kvprobe.composing.chunk import Chunk, Header, precompile
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.readout import Readout, read

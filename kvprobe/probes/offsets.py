@@ -35,9 +35,9 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Chunk, precompile
-from kvprobe.compose.prompts import compile_segment
+from kvprobe.composing.base import ReuseScheme, make_scheme
+from kvprobe.composing.chunk import Chunk, precompile
+from kvprobe.composing.prompts import compile_segment
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import reposition

@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 import pandas as pd
 from pydantic import Field
 
-from kvprobe.compose.base import Composed, make_scheme
-from kvprobe.compose.chunk import Header, beginning_of_text
-from kvprobe.compose.prompts import compile_segment, composition_of, merged
-from kvprobe.compose.sinks import read_sink
+from kvprobe.composing.base import Composed, make_scheme
+from kvprobe.composing.chunk import Header, beginning_of_text
+from kvprobe.composing.prompts import compile_segment, composition_of, merged
+from kvprobe.composing.sinks import read_sink
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kvprobe.compose.base import compose
-from kvprobe.compose.chunk import Header, header_ids, precompile
-from kvprobe.compose.prompts import as_cached_prompt, compile_segment, composition_of, merged, span_of_neighbours
-from kvprobe.compose.splice import Splice
+from kvprobe.composing.base import compose
+from kvprobe.composing.chunk import Header, header_ids, precompile
+from kvprobe.composing.prompts import as_cached_prompt, compile_segment, composition_of, merged, span_of_neighbours
+from kvprobe.composing.splice import Splice
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit
 from kvprobe.edit.splicing import rerun_from, with_new_value
 from kvprobe.engine.receipt import Receipt

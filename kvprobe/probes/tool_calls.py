@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pandas as pd
 from pydantic import Field
 
-from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Chunk, Header, compile_behind
+from kvprobe.composing.base import ReuseScheme, make_scheme
+from kvprobe.composing.chunk import Chunk, Header, compile_behind
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.errors import ConfigError

@@ -7,7 +7,7 @@ notes that the rule takes of the field are missing from a rule that was compiled
     splice_none, splice_bos, splice_neutral   moved there from behind nothing, the beginning of a text, a neutral line
     splice_real    from behind what stands before it here: the upper bound
     seam_N         as splice_neutral, its first N tokens run where they stand
-    epic, prompt_cache, cacheblend_P   as `kvprobe.compose`, from behind nothing, as published
+    epic, prompt_cache, cacheblend_P   as `kvprobe.composing`, from behind nothing, as published
     relative       compiled behind another prompt's beginning of another length and slid by the difference (CacheSlide)
     no_rotation    as splice_none, keys left at the positions they were computed at
     wrong_chunk, shuffled, removed   floors: another scenario's rule, the rule's tokens shuffled, no rule
@@ -33,8 +33,8 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from kvprobe.compose.base import ReuseScheme, make_scheme
-from kvprobe.compose.chunk import Chunk, Header, beginning_of_text, compile_behind, precompile
+from kvprobe.composing.base import ReuseScheme, make_scheme
+from kvprobe.composing.chunk import Chunk, Header, beginning_of_text, compile_behind, precompile
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError
 from kvprobe.probes import base

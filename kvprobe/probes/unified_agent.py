@@ -35,7 +35,7 @@ from pydantic import Field
 from kvprobe.agents.base import Agent, compiled_policy, make_agent
 from kvprobe.agents.conversation import FIELD, RULE
 from kvprobe.agents.unified import Unified
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.chunk import Chunk
 from kvprobe.edit.auto import Auto
 from kvprobe.engine.readout import read
 from kvprobe.probes import base

@@ -23,7 +23,16 @@ from kvprobe.tasks.pairs import Pair
 CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
-_WITHOUT_INFLUENCE = ("cli/", "report/", "display/", "stats/", "organisms/", "models/configs/", "audit/", "doctor.py")
+_WITHOUT_INFLUENCE = (
+    "cli/",
+    "report/",
+    "display/",
+    "stats/",
+    "organisms/",
+    "models/configs/",
+    "auditing/",
+    "doctor.py",
+)
 _SOURCES = {".py", ".yaml", ".yml"}
 
 

@@ -116,7 +116,7 @@ def test_lists_name_everything_that_is_registered(kind: str) -> None:
     ("page", "module", "attribute"),
     [
         ("concepts/editing.md", "kvprobe.edit.base", "EDIT_METHODS"),
-        ("concepts/composing.md", "kvprobe.compose.base", "REUSE_SCHEMES"),
+        ("concepts/composing.md", "kvprobe.composing.base", "REUSE_SCHEMES"),
     ],
 )
 def test_concept_pages_explain_every_method(page: str, module: str, attribute: str) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 from tiny_models import FAMILIES, tiny, tokens
 
-from kvprobe.compose.base import REUSE_SCHEMES, Composition, Part, ReuseScheme, compose, make_scheme
-from kvprobe.compose.chunk import Chunk, precompile
-from kvprobe.compose.prompts import as_cached_prompt, compile_segment, composition_of, merged
+from kvprobe.composing.base import REUSE_SCHEMES, Composition, Part, ReuseScheme, compose, make_scheme
+from kvprobe.composing.chunk import Chunk, precompile
+from kvprobe.composing.prompts import as_cached_prompt, compile_segment, composition_of, merged
 from kvprobe.edit.meter import Meter
 from kvprobe.engine.agreement import agreement
 from kvprobe.engine.forward import prefill

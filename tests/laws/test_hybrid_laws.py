@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3NextConfig
 from transformers.cache_utils import DynamicCache
 
-from kvprobe.compose import hybrid
-from kvprobe.compose.hybrid import compile_chunk, compose, hybrid_subject
+from kvprobe.composing import hybrid
+from kvprobe.composing.hybrid import compile_chunk, compose, hybrid_subject
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.interventions import AttentionKnockout
@@ -222,7 +222,7 @@ def test_every_other_operation_of_the_engine_is_refused_before_the_model_runs() 
     subject = tiny_hybrid("scans_first")
     cache = prefill(tiny("qwen3"), IDS).cache
     handle = subject.model.register_forward_pre_hook(lambda *_: pytest.fail("the model was run"))
-    said = "'qwen3_next' is refused: it mixes attention with recurrent layers.*kvprobe.compose.hybrid"
+    said = "'qwen3_next' is refused: it mixes attention with recurrent layers.*kvprobe.composing.hybrid"
     try:
         for operation in (
             lambda: prefill(subject, IDS),
@@ -247,7 +247,7 @@ def test_other_models_and_other_chunks_are_refused() -> None:
             hybrid_of(SimpleNamespace(model_type=kind))
     with pytest.raises(UnsupportedError, match="'falcon_h1' is refused"):
         hybrid_subject(SimpleNamespace(config=FALCON))
-    with pytest.raises(UnsupportedError, match="'qwen3' is no hybrid"):
+    with pytest.raises(UnsupportedError, match="'qwen3' is not a hybrid"):
         compile_chunk(tiny("qwen3"), CHUNK)
     subject, other = tiny_hybrid("scans_first"), tiny_hybrid("attends_first")
     with pytest.raises(UnsupportedError, match="was not compiled with attends_first"):

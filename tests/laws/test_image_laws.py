@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny, tokens
 
-from kvprobe.compose.images import entries_of, prefill_around, prefill_visual
+from kvprobe.composing.images import entries_of, prefill_around, prefill_visual
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.generation import generate
 from kvprobe.engine.operations import overwrite, recompute, reposition, splice

@@ -20,7 +20,7 @@ from tiny_hybrids import LAYERS, tiny_hybrid
 from tiny_models import CONFIGS, FAMILIES, WINDOW, build, tiny, tokens
 from transformers import LlamaConfig, PretrainedConfig, Qwen3NextConfig
 
-from kvprobe.compose import hybrid
+from kvprobe.composing import hybrid
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch
@@ -161,7 +161,7 @@ def saving(config: PretrainedConfig, model: str) -> str:
     """The reason of a partial row."""
     return (
         "attention layers take moved keys and values and every token is run through all layers again, recurrent ones "
-        f"with their true state (kvprobe.compose.hybrid); saves {hybrid_of(config).largest_saving(config):.1%} of a "
+        f"with their true state (kvprobe.composing.hybrid); saves {hybrid_of(config).largest_saving(config):.1%} of a "
         f"prefill's weight FLOPs at most ({model})"
     )
 

@@ -16,7 +16,7 @@ from tiny_models import CONFIGS, tiny
 from typer.testing import CliRunner
 
 from kvprobe.cli.models import models_app
-from kvprobe.compose.hybrid import HybridChunk
+from kvprobe.composing.hybrid import HybridChunk
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import ARCHITECTURES, architecture_of
 from kvprobe.models.architectures.hybrid import PARTIAL

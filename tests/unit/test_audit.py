@@ -15,11 +15,11 @@ from markupsafe import escape
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-import kvprobe.audit as package
-from kvprobe.audit import AuditResult, Dependence, Safety, audit, measure, page
-from kvprobe.audit.methods import REFERENCE
-from kvprobe.audit.prompt import make_ready
-from kvprobe.audit.verdict import conclude
+import kvprobe.auditing as package
+from kvprobe.auditing import AuditResult, Dependence, Safety, audit, measure, page
+from kvprobe.auditing.methods import REFERENCE
+from kvprobe.auditing.prompt import make_ready
+from kvprobe.auditing.verdict import conclude
 from kvprobe.cli import audit as command
 from kvprobe.cli import look
 from kvprobe.cli.app import app
@@ -49,7 +49,7 @@ def audited(kind: str) -> AuditResult:
 def two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what every conclusion needs, to be quick."""
     chosen = {name: make_method(name) for name in (REFERENCE, "field_only")}
-    monkeypatch.setattr("kvprobe.audit.methods.methods_to_try", lambda: chosen)
+    monkeypatch.setattr("kvprobe.auditing.methods.methods_to_try", lambda: chosen)
 
 
 def written(folder: Path, text: str) -> Path:

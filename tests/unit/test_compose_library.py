@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_models import FAMILIES, tiny, tokens
 
-from kvprobe.compose.base import Part, compose
-from kvprobe.compose.chunk import Chunk, precompile
-from kvprobe.compose.library import SkillLibrary
+from kvprobe.composing.base import Part, compose
+from kvprobe.composing.chunk import Chunk, precompile
+from kvprobe.composing.library import SkillLibrary
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
 from kvprobe.errors import ConfigError, StoreError, UnknownNameError, UnsupportedError
@@ -191,7 +191,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvprobe.compose.library.save_file", full)
+    monkeypatch.setattr("kvprobe.composing.library.save_file", full)
     with pytest.raises(StoreError, match="No space left"):
         library.save(subject, "a", precompile(subject, IDS[:5], "none"), replace=True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
@@ -214,7 +214,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from tiny_models import tiny
-from kvprobe.compose.library import SkillLibrary
+from kvprobe.composing.library import SkillLibrary
 library, subject = SkillLibrary(sys.argv[1]), tiny("qwen3")
 
 def resident():

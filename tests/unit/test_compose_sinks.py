@@ -9,9 +9,9 @@ import torch
 from tiny_models import tiny, tokens
 from transformers.cache_utils import DynamicCache
 
-from kvprobe.compose.base import make_scheme
-from kvprobe.compose.prompts import compile_segment, composition_of
-from kvprobe.compose.sinks import read_sink
+from kvprobe.composing.base import make_scheme
+from kvprobe.composing.prompts import compile_segment, composition_of
+from kvprobe.composing.sinks import read_sink
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError

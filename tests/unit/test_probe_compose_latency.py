@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, worded
 
-from kvprobe.compose.base import make_scheme
-from kvprobe.compose.chunk import precompile
-from kvprobe.compose.library import SkillLibrary
+from kvprobe.composing.base import make_scheme
+from kvprobe.composing.chunk import precompile
+from kvprobe.composing.library import SkillLibrary
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
 from kvprobe.errors import ConfigError

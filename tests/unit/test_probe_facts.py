@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, worded
 
-from kvprobe.compose.prompts import compile_segment, composition_of
+from kvprobe.composing.prompts import compile_segment, composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from worded_models import TOKENIZER, plain_logits, worded
 
-from kvprobe.compose.chunk import Header
+from kvprobe.composing.chunk import Header
 from kvprobe.edit.meter import Meter
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject

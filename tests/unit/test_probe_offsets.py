@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, worded
 
-from kvprobe.compose.chunk import header_ids
+from kvprobe.composing.chunk import header_ids
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject
 from kvprobe.probes.base import Panel

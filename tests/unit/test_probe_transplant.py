@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, worded
 
-from kvprobe.compose.base import REUSE_SCHEMES, make_scheme
-from kvprobe.compose.chunk import header_ids, precompile
-from kvprobe.compose.prompts import composition_of
+from kvprobe.composing.base import REUSE_SCHEMES, make_scheme
+from kvprobe.composing.chunk import header_ids, precompile
+from kvprobe.composing.prompts import composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError
 from kvprobe.models.loader import load_subject

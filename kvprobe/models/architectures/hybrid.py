@@ -2,7 +2,7 @@
 
 An adapter here is in no registry: the engine's operations on caches are refused. A recurrent state sums up every token
 before it and has no entry per token, so nothing of it can be edited, hidden or moved. What is left is the reuse of keys
-and values in the attention layers while everything else is run; see `kvprobe.compose.hybrid`.
+and values in the attention layers while everything else is run; see `kvprobe.composing.hybrid`.
 """
 
 from __future__ import annotations
@@ -124,5 +124,5 @@ def hybrid_of(config: Any) -> Qwen3NextHybrid:
             f"Model type {kind!r} is refused: {REFUSED[kind]}; of hybrids, kvprobe composes {known} alone."
         )
     raise UnsupportedError(
-        f"Model type {kind!r} is no hybrid of attention and recurrence ({known}); compose it with kvprobe.compose.base."
+        f"Model type {kind!r} is not a hybrid of attention and recurrence ({known}); use kvprobe.composing.base."
     )

@@ -11,7 +11,7 @@ _HYBRID = (
     "splice each layer would have to be run again over the tokens that follow, so that all a moved cache of keys "
     "and values could save is their projection"
 )
-_PARTIAL = f"{_HYBRID}; kvprobe.compose.hybrid saves just that, and nothing else can be done"
+_PARTIAL = f"{_HYBRID}; kvprobe.composing.hybrid saves just that, and nothing else can be done"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"), _RECURRENT),

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvprobe.compose.chunk import Chunk, Header
+from kvprobe.composing.chunk import Chunk, Header
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError, StoreError, UnknownNameError, UnsupportedError

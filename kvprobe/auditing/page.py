@@ -6,8 +6,8 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvprobe.audit.result import AuditResult, FieldAudit, Safety, TokenReading, brief
-from kvprobe.audit.verdict import fixed, resolution
+from kvprobe.auditing.result import AuditResult, FieldAudit, Safety, TokenReading, brief
+from kvprobe.auditing.verdict import fixed, resolution
 from kvprobe.display.page import tint
 from kvprobe.report.figures import COLORS
 from kvprobe.report.tables import short
@@ -72,7 +72,7 @@ def _token(token: TokenReading, field: FieldAudit, limit: float, floor: float) -
 def _environment() -> Environment:
     from kvprobe.display.templating import environment
 
-    made = environment("kvprobe.audit")
+    made = environment("kvprobe.auditing")
     made.filters.update(short=short, tint=tint, brief=brief, percent=lambda share: f"{share:.0%}", fixed=fixed)
     made.globals.update(COLORS=COLORS, SIGNS=SIGNS, full=_FULL)
     return made

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from kvprobe.compose import base
-from kvprobe.compose.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing import base
+from kvprobe.composing.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
+from kvprobe.composing.chunk import Chunk
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward
 from kvprobe.engine.operations import concat, reposition

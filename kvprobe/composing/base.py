@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.chunk import Chunk
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.receipt import Receipt
@@ -22,7 +22,7 @@ from kvprobe.tasks.context import Span
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-REUSE_SCHEMES: Registry[type[ReuseScheme]] = Registry("reuse scheme", "kvprobe.compose", "kvprobe.reuse_schemes")
+REUSE_SCHEMES: Registry[type[ReuseScheme]] = Registry("reuse scheme", "kvprobe.composing", "kvprobe.reuse_schemes")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from pydantic import Field
 
-from kvprobe.compose import base
-from kvprobe.compose.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
-from kvprobe.compose.chunk import Chunk
-from kvprobe.compose.splice import moved_behind
+from kvprobe.composing import base
+from kvprobe.composing.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
+from kvprobe.composing.chunk import Chunk
+from kvprobe.composing.splice import moved_behind
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.first_layers import DEVIATION_LAYER, deviation, entries_at_layer
 from kvprobe.engine.operations import recompute

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from kvprobe.compose import base
-from kvprobe.compose.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
-from kvprobe.compose.chunk import Chunk
-from kvprobe.compose.splice import moved_behind
+from kvprobe.composing import base
+from kvprobe.composing.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
+from kvprobe.composing.chunk import Chunk
+from kvprobe.composing.splice import moved_behind
 from kvprobe.engine.cache import KVCache
 
 if TYPE_CHECKING:

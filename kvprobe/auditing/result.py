@@ -239,11 +239,11 @@ class AuditResult(_Plain):
         return next(found for found in self.fields if found.name == name)
 
     def __rich__(self) -> Group:
-        from kvprobe.audit.summary import summary
+        from kvprobe.auditing.summary import summary
 
         return summary(self)
 
     def _repr_html_(self) -> str:
-        from kvprobe.audit.page import fragment
+        from kvprobe.auditing.page import fragment
 
         return fragment(self)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvprobe.audit.page import SIGNS
-from kvprobe.audit.result import AuditResult, FieldAudit, MethodReading, Safety, brief
-from kvprobe.audit.verdict import fixed, resolution
+from kvprobe.auditing.page import SIGNS
+from kvprobe.auditing.result import AuditResult, FieldAudit, MethodReading, Safety, brief
+from kvprobe.auditing.verdict import fixed, resolution
 from kvprobe.report.tables import plain_table, short
 
 _STYLES = {Safety.SAFE: "green", Safety.FRAGILE: "yellow", Safety.UNSAFE: "bold red", Safety.IMPOSSIBLE: "dim"}

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvprobe.compose.base import Composed, Composition, Part
-from kvprobe.compose.chunk import Chunk, Header, compile_behind
+from kvprobe.composing.base import Composed, Composition, Part
+from kvprobe.composing.chunk import Chunk, Header, compile_behind
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.errors import ConfigError, UnsupportedError
 from kvprobe.tasks.context import Context, Segment, Span, TokenizedContext, tokenize

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvprobe.audit.prompt import AuditField
-from kvprobe.audit.result import (
+from kvprobe.auditing.prompt import AuditField
+from kvprobe.auditing.result import (
     Dependence,
     ErratumReading,
     FieldAudit,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvprobe.audit.methods import measure_methods
-from kvprobe.audit.prompt import AuditField, AuditPrompt, make_ready
-from kvprobe.audit.result import AuditResult, Dependence, FieldAudit, Reading, SetReading, TokenReading, brief
-from kvprobe.audit.verdict import conclude, dependence, erratum_reading
+from kvprobe.auditing.methods import measure_methods
+from kvprobe.auditing.prompt import AuditField, AuditPrompt, make_ready
+from kvprobe.auditing.result import AuditResult, Dependence, FieldAudit, Reading, SetReading, TokenReading, brief
+from kvprobe.auditing.verdict import conclude, dependence, erratum_reading
 from kvprobe.display.tokens import decoded_texts
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from kvprobe.audit.prompt import AuditField, AuditPrompt
-from kvprobe.audit.result import FieldAudit, MethodReading, Safety, Trial
-from kvprobe.audit.verdict import judged_safety
+from kvprobe.auditing.prompt import AuditField, AuditPrompt
+from kvprobe.auditing.result import FieldAudit, MethodReading, Safety, Trial
+from kvprobe.auditing.verdict import judged_safety
 from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, EditMethod, FieldEdit, make_method
 from kvprobe.edit.meter import Meter
 from kvprobe.errors import UnsupportedError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kvprobe.compose.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.base import REUSE_SCHEMES, Placed, ReuseScheme, next_position
+from kvprobe.composing.chunk import Chunk
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.operations import concat
 from kvprobe.engine.receipt import Receipt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from kvprobe.compose.base import REUSE_SCHEMES, Placed, ReuseScheme
-from kvprobe.compose.chunk import Chunk
+from kvprobe.composing.base import REUSE_SCHEMES, Placed, ReuseScheme
+from kvprobe.composing.chunk import Chunk
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward
 
