@@ -17,7 +17,6 @@ from kvprobe.auditing.methods import measure_methods
 from kvprobe.auditing.prompt import AuditField, AuditPrompt, make_ready
 from kvprobe.auditing.result import AuditResult, Dependence, FieldAudit, Reading, SetReading, TokenReading, brief
 from kvprobe.auditing.verdict import conclude, dependence, erratum_reading
-from kvprobe.display.tokens import decoded_texts
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.errors import ConfigError, UnknownNameError
@@ -27,7 +26,7 @@ from kvprobe.probes.decisions import patched_margins
 from kvprobe.probes.unedited import Unedited, read_unedited
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.provenance import code_version, identity_record, package_versions
-from kvprobe.tasks.context import Span
+from kvprobe.tasks.context import Span, decoded_texts
 from kvprobe.tasks.own_prompt import PromptFile, read_prompt_file
 from kvprobe.tasks.pairs import Pair, Provenance
 

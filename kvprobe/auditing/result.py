@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-if TYPE_CHECKING:
-    from rich.console import Group
+from kvprobe.viewing import Viewable
 
 
 class Dependence(StrEnum):
@@ -39,6 +38,11 @@ class Safety(StrEnum):
     """A decision is wrong."""
     IMPOSSIBLE = "impossible"
     """The method cannot make this edit."""
+
+    @property
+    def sign(self) -> str:
+        """One character for it."""
+        return {"safe": "✓", "fragile": "~", "unsafe": "✗"}.get(self, "–")
 
 
 class _Plain(BaseModel):
@@ -192,7 +196,7 @@ def brief(text: str, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-class AuditResult(_Plain):
+class AuditResult(_Plain, Viewable):
     """An audit of one prompt on one model.
 
     `model_dump_json` and `model_validate_json` are each other's inverse; a notebook shows the page's body.
@@ -237,13 +241,3 @@ class AuditResult(_Plain):
     def field(self, name: str) -> FieldAudit:
         """One of `fields` by its name."""
         return next(found for found in self.fields if found.name == name)
-
-    def __rich__(self) -> Group:
-        from kvprobe.auditing.summary import summary
-
-        return summary(self)
-
-    def _repr_html_(self) -> str:
-        from kvprobe.auditing.page import fragment
-
-        return fragment(self)

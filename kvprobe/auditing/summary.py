@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvprobe.auditing.page import SIGNS
 from kvprobe.auditing.result import AuditResult, FieldAudit, MethodReading, Safety, brief
 from kvprobe.auditing.verdict import fixed, resolution
 from kvprobe.report.tables import plain_table, short
@@ -46,7 +45,7 @@ def _details(field: FieldAudit) -> Iterator[RenderableType]:
     table = plain_table("Edit methods, cheapest first (costs as shares of a new prefill)", columns, [])
     for method in field.methods:
         name = f"{method.name} *" if method.name == field.cheapest else method.name
-        table.add_row(Text(f"{SIGNS[method.safety]} {name}", _STYLES[method.safety]), *_numbers(method))
+        table.add_row(Text(f"{method.safety.sign} {name}", _STYLES[method.safety]), *_numbers(method))
     yield table
     yield Text("* cheapest safe  ✓ safe  ~ decides rightly, margin off  ✗ a wrong decision  – impossible", "dim")
     impossible = [method for method in field.methods if method.safety is Safety.IMPOSSIBLE]

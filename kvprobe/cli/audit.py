@@ -55,9 +55,9 @@ def audit(
     except KeyboardInterrupt:
         typer.echo("Interrupted; nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    from kvprobe.auditing import Dependence
+    from kvprobe.auditing import Dependence, summary
 
-    Console(highlight=False).print(result)
+    Console(highlight=False).print(summary(result))
     _write(result, json, page)
     if not any(each.judged or each.dependence is Dependence.NOT_ASKED for each in result.fields):
         raise typer.Exit(FAILED)
@@ -114,10 +114,10 @@ def _audited(
 
 
 def _write(result: AuditResult, json: Path | None, page: Path | None) -> None:
-    from kvprobe.auditing import page as as_page
+    from kvprobe.html import audit_page
     from kvprobe.runs.store import write_atomically
 
-    made = {json: lambda: result.model_dump_json(indent=1) + "\n", page: lambda: as_page(result)}
+    made = {json: lambda: result.model_dump_json(indent=1) + "\n", page: lambda: audit_page(result)}
     for file, text in made.items():
         if file is None:
             continue

@@ -120,7 +120,7 @@ def report(
     ] = False,
 ) -> None:
     """Draw figures and write summaries of finished runs, the newest of each experiment, and one page of them all."""
-    from kvprobe.report.page.write import load_newest, write_page
+    from kvprobe.html.page import load_newest, write_page
     from kvprobe.report.section import Reports
     from kvprobe.runs import load_result
     from kvprobe.runs.results import SUMMARY

@@ -95,7 +95,7 @@ def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, An
 
 def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str, Any]) -> bool:
     """Run experiments, show all verdicts in one table and draw one figure. Returns whether something failed."""
-    from kvprobe.report.page.write import load_newest, write_page
+    from kvprobe.html.page import load_newest, write_page
     from kvprobe.report.section import Reports, write_section
     from kvprobe.report.section_tables import section_table
 

@@ -34,11 +34,12 @@ from kvprobe.errors import AlignmentError, ConfigError
 from kvprobe.models.subject import Subject
 from kvprobe.tasks.context import Span, TokenizedContext, encode_segment, show_tokens, tokenize
 from kvprobe.tasks.pairs import Pair
+from kvprobe.viewing import Viewable
 
 __all__ = ["EditableContext", "Field"]
 
 
-class EditableContext:
+class EditableContext(Viewable):
     """A cached prompt with declared fields, their values, and the edits between them.
 
     Caches are never written into: an edit replaces them, and one that fails leaves the context as it was. Only
@@ -287,11 +288,6 @@ class EditableContext:
     def __repr__(self) -> str:
         state = ", ".join(f"{name}={value!r}" for name, value in self._state.items())
         return f"EditableContext({state}; {len(self.token_ids)} tokens on {self._subject.name})"
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.tokens import editable_html
-
-        return editable_html(self)
 
     def _field(self, name: str) -> PlacedField:
         if name not in self._fields:

@@ -15,10 +15,11 @@ from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject
 from kvprobe.tasks.context import encode_segment
+from kvprobe.viewing import Viewable
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Viewable):
     """What one edit cost.
 
     Attributes:
@@ -41,14 +42,9 @@ class Cost:
         """Tokens run, as a share of the edited prompt."""
         return self.tokens / self.prompt_tokens
 
-    def _repr_html_(self) -> str:
-        from kvprobe.display.costs import cost_html
-
-        return cost_html(self)
-
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(Viewable):
     """A choice between answers.
 
     Attributes:
@@ -72,11 +68,6 @@ class Decision:
         """Of each whole answer; they add up to 1 only if the model says nothing else."""
         return {answer: float(torch.tensor(value).exp()) for answer, value in self.log_probabilities.items()}
 
-    def _repr_html_(self) -> str:
-        from kvprobe.display.costs import decision_html
-
-        return decision_html(self)
-
 
 @dataclass(frozen=True)
 class Written:
@@ -94,7 +85,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Seam:
+class Seam(Viewable):
     """How a decision on the edited cache differs from one on a cache that was prefilled at once.
 
     Attributes:
@@ -117,11 +108,6 @@ class Seam:
         """By answer, its log-probability on the edited cache less that on the full prefill, in nats."""
         full = self.reprefilled.log_probabilities
         return {answer: value - full[answer] for answer, value in self.edited.log_probabilities.items()}
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.costs import seam_html
-
-        return seam_html(self)
 
 
 def decide_between(subject: Subject, prompt: CachedPrompt, answers: Sequence[str]) -> tuple[Decision, Tensor]:

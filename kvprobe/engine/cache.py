@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvprobe.errors import UnsupportedError
+from kvprobe.viewing import Viewable
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class LayerKV:
 
 
 @dataclass(frozen=True, eq=False)
-class KVCache:
+class KVCache(Viewable):
     """Keys and values of all layers with the position of every entry.
 
     Attributes:
@@ -186,11 +187,6 @@ class KVCache:
     def __repr__(self) -> str:
         told = "; ".join(f"{name} {value}" for name, value in self.describe().items())
         return f"KVCache({told}; {self.nbytes} bytes)"
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.costs import cache_html
-
-        return cache_html(self)
 
     @property
     def triples(self) -> Tensor:

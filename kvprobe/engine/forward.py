@@ -17,10 +17,11 @@ from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import NumericsError, UnsupportedError
 from kvprobe.models.subject import Subject
 from kvprobe.models.vision import ImageFeatures
+from kvprobe.viewing import Viewable
 
 
 @dataclass(frozen=True, eq=False)
-class Forward:
+class Forward(Viewable):
     """What one forward pass gives.
 
     Attributes:
@@ -37,11 +38,6 @@ class Forward:
 
     def __repr__(self) -> str:
         return f"Forward({self.cache}; logits [{len(self.logits)}]; {self.receipt})"
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.costs import forward_html
-
-        return forward_html(self)
 
 
 def prefill(subject: Subject, token_ids: Sequence[int], *, offset: int = 0, attention: bool = False) -> Forward:

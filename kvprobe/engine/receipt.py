@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvprobe.viewing import Viewable
+
 
 @dataclass(frozen=True)
-class Receipt:
+class Receipt(Viewable):
     """Tokens, FLOPs and seconds of one operation; receipts add up.
 
     Attributes:
@@ -37,8 +39,3 @@ class Receipt:
             self.seconds + other.seconds,
             self.tokens_copied + other.tokens_copied,
         )
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.costs import receipt_html
-
-        return receipt_html(self)

@@ -17,6 +17,7 @@ from scipy import stats
 
 from kvprobe.errors import ConfigError
 from kvprobe.stats import Effect, adjust_benjamini_hochberg, adjust_holm
+from kvprobe.viewing import Viewable
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = r"(?P<abs>abs\(\s*)?(?P<effect>[A-Za-z_]\w*(?:\.\w+)*)(?(abs)\s*\))"
@@ -147,7 +148,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Viewable):
     """A claim's outcome on one model.
 
     Args:
@@ -183,11 +184,6 @@ class Verdict:
         """Whether the adjusted p still supports what the interval alone decides; true where neither decides."""
         decided = self.outcome in (Outcome.REPRODUCED, Outcome.CONTRADICTED)
         return not decided or self.p_adjusted is None or self.p_adjusted <= self.level
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.results import verdict_html
-
-        return verdict_html(self)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -26,7 +26,8 @@ PACKAGES = ("torch", "transformers", "numpy")
 _WITHOUT_INFLUENCE = (
     "cli/",
     "report/",
-    "display/",
+    "html/",
+    "viewing.py",
     "stats/",
     "organisms/",
     "models/configs/",

@@ -17,6 +17,7 @@ from kvprobe.runs.claims import Verdict
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.gate import GateReport
 from kvprobe.stats import Effect
+from kvprobe.viewing import Viewable
 
 SUMMARY = "summary.json"
 ROWS = "rows.parquet"
@@ -36,7 +37,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class ModelResult:
+class ModelResult(Viewable):
     """All that a run found on one model.
 
     Args:
@@ -68,11 +69,6 @@ class ModelResult:
             raise UnknownNameError("effect", name, by_name)
         return by_name[name]
 
-    def _repr_html_(self) -> str:
-        from kvprobe.display.results import model_html
-
-        return model_html(self)
-
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -102,7 +98,7 @@ class ModelResult:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Viewable):
     """A finished run.
 
     Args:
@@ -138,11 +134,6 @@ class RunResult:
     def __repr__(self) -> str:
         told = [f"{verdict.model}: {verdict.statement}: {verdict.outcome}" for verdict in self.verdicts]
         return "\n".join([f"RunResult({self.config.name} in {self.folder}: {', '.join(self.models)})", *told])
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.results import run_html
-
-        return run_html(self)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvprobe.viewing import Viewable
+
 _NUMBERS = ("estimate", "low", "high", "noise_floor")
 RANGE = "range"
 
 
 @dataclass(frozen=True)
-class Effect:
+class Effect(Viewable):
     """One summarised quantity of one subject.
 
     Args:
@@ -64,11 +66,6 @@ class Effect:
         unit = "" if self.unit == "fraction" else f" {self.unit}"
         left_out = f", {self.excluded} excluded" if self.excluded else ""
         return f"{_short(self.estimate)}{unit} {bounds}, n = {self.n}, {self.clusters} clusters{left_out}"
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.effects import effect_html
-
-        return effect_html(self)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for strict JSON; unbounded ends become the strings `inf` and `-inf`."""

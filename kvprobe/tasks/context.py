@@ -9,8 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from kvprobe.errors import AlignmentError, ConfigError
+from kvprobe.viewing import Viewable
 
 _ANCHORS = ("\n", "|", ":", "x")
+_DECODED_WITH = 8
+"""Tokens before a token that decide how it is decoded."""
 
 
 @dataclass(frozen=True, order=True)
@@ -76,7 +79,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class TokenizedContext:
+class TokenizedContext(Viewable):
     """Token ids of a context with the exact span of every segment.
 
     `source` and `tokenizer` are what it was made from; nothing but its look in a notebook depends on them.
@@ -120,11 +123,6 @@ class TokenizedContext:
     def __repr__(self) -> str:
         spans = ", ".join(f"{name} {span.start}:{span.end}" for name, span in self.spans.items())
         return f"TokenizedContext({len(self.token_ids)} tokens; {spans})"
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.tokens import context_html
-
-        return context_html(self)
 
 
 def tokenize(context: Context, tokenizer: Any) -> TokenizedContext:
@@ -207,3 +205,14 @@ def answer_token(word: str, rivals: Iterable[str], tokenizer: Any) -> int:
 def show_tokens(ids: Sequence[int], tokenizer: Any) -> str:
     """Token ids as readable pieces, for error messages."""
     return " ".join(repr(tokenizer.decode([token])) for token in ids)
+
+
+def decoded_texts(token_ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """The share of each token in `tokenizer.decode(token_ids)`; a character of several tokens goes to the last."""
+    texts, last = [], len(token_ids) - 1
+    for position in range(len(token_ids)):
+        start = max(0, position - _DECODED_WITH)
+        before = tokenizer.decode(token_ids[start:position]).rstrip("\ufffd") if position > start else ""
+        whole = tokenizer.decode(token_ids[start : position + 1])
+        texts.append((whole if position == last else whole.rstrip("\ufffd"))[len(before) :])
+    return texts

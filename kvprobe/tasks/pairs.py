@@ -10,6 +10,7 @@ from typing import Any
 from kvprobe.errors import AlignmentError
 from kvprobe.tasks.chat import chat_wrapped
 from kvprobe.tasks.context import Context, Span, TokenizedContext, answer_token, show_tokens, tokenize
+from kvprobe.viewing import Viewable
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PromptPair:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Viewable):
     """An aligned pair: equal length, equal tokens everywhere but in the field's span.
 
     `field` is the span of the segment that differs. `base_answer_id` is the token of the decision that is right
@@ -75,11 +76,6 @@ class Pair:
         changed, field = self.base.segment_of(self.field.start), self.field
         length = len(self.base.token_ids)
         return f"Pair({self.scenario.skeleton}, {length} tokens; {changed} at {field.start}:{field.end})"
-
-    def _repr_html_(self) -> str:
-        from kvprobe.display.tokens import pair_html
-
-        return pair_html(self)
 
 
 def align(pair: PromptPair, tokenizer: Any, *, chat: Mapping[str, Any] | None = None) -> Pair:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from section_fakes import CLAIMS, experiment, fix_provenance, run
 
-from kvprobe.report.page.write import Page, load_newest, write_page
+from kvprobe.html.page.write import Page, load_newest, write_page
 from kvprobe.report.write import write_report
 from kvprobe.runs import RunResult, provenance
 

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from typer.testing import CliRunner
 
 import kvprobe.auditing as package
-from kvprobe.auditing import AuditResult, Dependence, Safety, audit, measure, page
+from kvprobe.auditing import AuditResult, Dependence, Safety, audit, measure
 from kvprobe.auditing.methods import REFERENCE
 from kvprobe.auditing.prompt import make_ready
 from kvprobe.auditing.verdict import conclude
@@ -25,6 +25,7 @@ from kvprobe.cli import look
 from kvprobe.cli.app import app
 from kvprobe.edit.base import make_method
 from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, UnknownNameError
+from kvprobe.html import audit_page
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.micro import micro_subject
@@ -135,7 +136,7 @@ def test_json_gives_back_the_result() -> None:
 def test_one_prompt_has_no_interval() -> None:
     result = audited("reader")
     assert "n = 1" in result.caveat
-    assert not re.search(r"interval\W+\[|confidence|\bCI\b|p =", page(result))
+    assert not re.search(r"interval\W+\[|confidence|\bCI\b|p =", audit_page(result))
 
 
 TWO = """
@@ -277,14 +278,14 @@ def test_the_page_is_whole_needs_no_network_and_escapes_what_the_user_wrote() ->
     poisoned = field.model_copy(update={"tokens": tokens, "old": evil, "conclusions": (evil,), "name": evil})
     hostile = result.model_copy(update={"fields": (poisoned,), "warnings": (evil,), "prompt": evil})
     for each in (result, hostile):
-        html = page(each)
+        html = audit_page(each)
         tags = parsed(html).seen
         assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags}
         assert not re.search(r"https?://|//[a-z]|url\(", html)
         assert {"viewport", "color-scheme"} <= {attributes.get("name") for tag, attributes in tags if tag == "meta"}
-        assert html.count('class="field"') == 1
+        assert html.count('class="token mark"') == len(field.old_tokens)
     assert parsed(audited("reader")._repr_html_()).seen[0][0] == "div"
-    assert audited("reader")._repr_html_() in page(audited("reader"))
+    assert audited("reader")._repr_html_() in audit_page(audited("reader"))
 
 
 def test_the_command_writes_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +298,7 @@ def test_the_command_writes_json_and_a_page(tmp_path: Path, monkeypatch: pytest.
     done = runner.invoke(app, ["audit", "prompt.yaml", "--json", "a.json", "--page", "a.html"], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     assert AuditResult.model_validate_json(Path("a.json").read_text()) == audited("reader")
-    assert Path("a.html").read_text() == page(audited("reader"))
+    assert Path("a.html").read_text() == audit_page(audited("reader"))
     assert "✓ field_only *" in done.output
     for arguments, said in (
         (["audit"], "Name a prompt file"),
@@ -338,7 +339,7 @@ def test_long_values_are_told_by_their_beginning_and_methods_are_explained() -> 
     field = conclude(result.fields[0].model_copy(update={"new": long}), 0.5)
     assert f"{long[:59]}…" in field.conclusions[0]
     assert all(len(sentence) < 400 for sentence in field.conclusions)
-    html = page(result.model_copy(update={"fields": (field,)}))
+    html = audit_page(result.model_copy(update={"fields": (field,)}))
     assert long not in html
     assert all(method.what and f"<dd>{escape(method.what)}</dd>" in html for method in field.methods)
 

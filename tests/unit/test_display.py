@@ -13,14 +13,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvprobe.display import effect_table, heat_map, token_map
-from kvprobe.display.effects import bar
-from kvprobe.display.tokens import MOST_TOKENS, decoded_texts
 from kvprobe.edit.context import EditableContext, Field
 from kvprobe.edit.readings import Cost, Decision, Seam
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
+from kvprobe.html import effect_table, heat_map, token_map
+from kvprobe.html.effects import bar
+from kvprobe.html.tokens import MOST_TOKENS
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.tokenizer import build_tokenizer
@@ -28,7 +28,7 @@ from kvprobe.runs.claims import Claim, Outcome, judge, not_applicable
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.results import ModelResult, RunResult, Status
 from kvprobe.stats import Effect
-from kvprobe.tasks.context import Context, TokenizedContext, tokenize
+from kvprobe.tasks.context import Context, TokenizedContext, decoded_texts, tokenize
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import align
 from tests.tiny_models import tiny, tokens

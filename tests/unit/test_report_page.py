@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from kvprobe.cli import look
 from kvprobe.cli.app import app
-from kvprobe.report.page.data import ROWS_SHOWN
-from kvprobe.report.page.views import MOST_ROWS, regions_of, views_of
-from kvprobe.report.page.write import write_page
+from kvprobe.html.page.data import ROWS_SHOWN
+from kvprobe.html.page.views import MOST_ROWS, regions_of, views_of
+from kvprobe.html.page.write import write_page
 from kvprobe.report.tables import interval
 from kvprobe.runs import RunResult
 from kvprobe.runs.claims import Claim, Outcome
@@ -32,7 +32,7 @@ from kvprobe.runs.explain import NamedRows, explain
 from kvprobe.runs.section import sections_of
 
 assert look
-CSS = (files("kvprobe.report.page") / "assets/page.css").read_text()
+CSS = (files("kvprobe.html") / "assets/page.css").read_text()
 VERDICTS = [str(outcome).replace(" ", "-") for outcome in Outcome]
 
 
@@ -236,7 +236,7 @@ def test_an_experiment_that_cannot_be_shown_keeps_its_verdicts(
             raise RuntimeError("out of luck")
         return views_of(result)
 
-    monkeypatch.setattr("kvprobe.report.page.data.views_of", fail)
+    monkeypatch.setattr("kvprobe.html.page.data.views_of", fail)
     copy = tmp_path / "results"
     shutil.copytree(results[0].folder.parents[1], copy)
     page = written_page(copy)

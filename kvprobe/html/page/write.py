@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup
 
-from kvprobe.display.templating import environment
-from kvprobe.report.page.data import experiment_data
+from kvprobe.html.page.data import experiment_data
+from kvprobe.html.templating import asset, render, title_of
 from kvprobe.report.section import sample_of
 from kvprobe.report.section_tables import HEADLINE, LOST, p_text
 from kvprobe.report.tables import STYLES, interval, number, short
@@ -125,10 +123,10 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
         "lost": LOST,
         "data": _json({"outcomes": outcomes, "experiments": contents.data}),
         "plotly": _plotly(),
-        "style": _asset("page.css"),
-        "script": _asset("page.js"),
+        "style": asset("page.css"),
+        "script": asset("page.js"),
     }
-    return _environment().get_template("page.html.jinja").render(context)
+    return render("page/page", **context)
 
 
 class _Contents:
@@ -186,7 +184,7 @@ def _counted(lines: Iterable[Line]) -> list[tuple[str, Counter[Outcome], int]]:
     lines = list(lines)
     groups: dict[str, list[Line]] = {}
     for line in lines:
-        groups.setdefault(_title_of(line.section), []).append(line)
+        groups.setdefault(title_of(line.section), []).append(line)
     for model in dict.fromkeys(line.verdict.model for line in lines):
         groups[short(model)] = [line for line in lines if line.verdict.model == model]
     groups[f"{HEADLINE} headline claims"] = [line for line in lines if line.verdict.headline]
@@ -197,11 +195,6 @@ def _counted(lines: Iterable[Line]) -> list[tuple[str, Counter[Outcome], int]]:
     ]
 
 
-def _title_of(section: str) -> str:
-    """`Section 3` of `section3`."""
-    return section.replace("section", "section ").capitalize()
-
-
 def _key_of(verdict: Verdict, keys: dict[tuple[str, str], str]) -> str:
     return keys.get((verdict.model, verdict.effect.name), "") if verdict.effect else ""
 
@@ -209,17 +202,6 @@ def _key_of(verdict: Verdict, keys: dict[tuple[str, str], str]) -> str:
 def _outcome(outcome: Outcome) -> dict[str, str]:
     kind = str(outcome).replace(" ", "-")
     return {"name": str(outcome), "kind": kind, "mark": STYLES[outcome][0], "meaning": MEANINGS[outcome]}
-
-
-@cache
-def _environment() -> Environment:
-    made = environment("kvprobe.report.page")
-    made.filters |= {"short": short, "title_of": _title_of}
-    return made
-
-
-def _asset(name: str) -> Markup:
-    return Markup((files("kvprobe.report.page") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def _json(values: Any) -> Markup:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from kvprobe.display.page import Html, render, tint
+from kvprobe.edit.context import EditableContext
+from kvprobe.edit.erratum import erratum_name
 from kvprobe.errors import ConfigError
+from kvprobe.html.style import signed_tint, tint
+from kvprobe.html.templating import Html, render
 from kvprobe.report.figures import COLORS
 from kvprobe.report.tables import number
-from kvprobe.tasks.context import Span, TokenizedContext
-
-if TYPE_CHECKING:
-    from kvprobe.edit.context import EditableContext
-    from kvprobe.tasks.pairs import Pair
+from kvprobe.tasks.context import Span, TokenizedContext, decoded_texts
+from kvprobe.tasks.pairs import Pair
 
 MOST_TOKENS = 3000
 """Of a longer prompt only the beginning and the end are shown."""
 _STRONG = ("vermilion", "purple", "orange")
 _QUIET = ("sky", "green", "blue", "grey")
-_CONTEXT = 8
-"""Tokens before a token that decide how it is decoded."""
 _BLANKS = {" ": "blank", "\n": "line", "\t": "tab"}
 
 
@@ -73,8 +71,6 @@ def pair_html(pair: Pair) -> str:
 
 def editable_html(context: EditableContext) -> str:
     """An editable context: the prompt as it is, with fields and errata marked."""
-    from kvprobe.edit.erratum import erratum_name
-
     prompt, fields = context.prompt, list(context.state)
     strong = [*fields, *(erratum_name(name) for name in fields)]
     texts = decoded_texts(prompt.token_ids, context.tokenizer)
@@ -118,19 +114,41 @@ def token_map(
         raise ConfigError(f"A token map of {len(shown)} tokens needs one value for each, not {list(numbers.shape)}.")
     finite = np.abs(numbers[np.isfinite(numbers)])
     most = limit or (float(finite.max()) if len(finite) else 0.0) or 1.0
-    block = _block(shown, "")
-    for drawn, value in zip(block["tokens"], _kept(numbers), strict=True):
-        told = "no value" if np.isnan(value) else f"{number(float(value))} {unit}".strip()
-        drawn["title"] += f" · {told}"
-        if np.isfinite(value):
-            color = COLORS["vermilion"] if value > 0 else COLORS["blue"]
-            drawn["style"] = f"background:{tint(color, round(0.7 * min(1.0, abs(float(value)) / most), 3))}"
+    block = valued_block(shown, numbers, most, unit)
     scale = f"full colour: {number(most)} {unit}".strip()
     head = [("", title)] if title else [("", f"{len(shown)} tokens")]
-    page = render("tokens", head=[*head, ("", scale)], blocks=[block], colors={}, note=_cut(shown))
+    page = render("tokens", head=[*head, ("", scale)], blocks=[block], colors={}, note=block["cut"])
     strongest = np.argsort(-np.nan_to_num(np.abs(numbers)))[:3]
     told = ", ".join(f"{shown[i].text.strip()!r} at {i}: {number(float(numbers[i]))}" for i in strongest)
     return Html(page, f"token map of {len(shown)} tokens; largest {told}")
+
+
+def valued_block(
+    tokens: Sequence[Token],
+    values: np.ndarray,
+    limit: float,
+    unit: str,
+    *,
+    floor: float = 0.0,
+    most: int = MOST_TOKENS,
+) -> dict[str, Any]:
+    """Tokens for the macro `tokens`, coloured by their values.
+
+    Args:
+        tokens: of a prompt.
+        values: `[token]`, in `unit`; NaN where there is none.
+        limit: the value that is coloured in full.
+        unit: told on hover.
+        floor: a value below it is not coloured.
+        most: of more tokens the middle is left out.
+    """
+    block = _block(tokens, "", most)
+    for drawn, value in zip(block["tokens"], _kept(values, most), strict=True):
+        told = "no value" if np.isnan(value) else f"{number(float(value))} {unit}".strip()
+        drawn["title"] += f" · {told}"
+        if np.isfinite(value) and abs(value) >= floor:
+            drawn["style"] = f"background:{signed_tint(float(value), limit)}"
+    return block
 
 
 def tokens_of(tokens: TokenizedContext | Sequence[str]) -> Iterator[Token]:
@@ -151,17 +169,6 @@ def shown_tokens(context: TokenizedContext, marked: Span | None = None) -> list[
         inside = marked is not None and position in marked.positions
         shown.append(Token(text, position, token_id, instead, context.segment_of(position), inside))
     return shown
-
-
-def decoded_texts(token_ids: Sequence[int], tokenizer: Any) -> list[str]:
-    """The share of each token in `tokenizer.decode(token_ids)`; a character of several tokens goes to the last."""
-    texts, last = [], len(token_ids) - 1
-    for position in range(len(token_ids)):
-        start = max(0, position - _CONTEXT)
-        before = tokenizer.decode(token_ids[start:position]).rstrip("\ufffd") if position > start else ""
-        whole = tokenizer.decode(token_ids[start : position + 1])
-        texts.append((whole if position == last else whole.rstrip("\ufffd"))[len(before) :])
-    return texts
 
 
 def _page(
@@ -198,8 +205,15 @@ def _colors(spans: Mapping[str, Span], strong: Iterable[str]) -> dict[str, str]:
     return colors
 
 
-def _block(tokens: Sequence[Token], title: str) -> dict[str, Any]:
-    return {"tokens": [_drawn(token) for token in _kept(tokens)], "title": title, "folded": False, "cut": _cut(tokens)}
+def _block(tokens: Sequence[Token], title: str, most: int = MOST_TOKENS) -> dict[str, Any]:
+    kept = _kept(tokens, most)
+    cut = f"{len(tokens) - len(kept)} tokens are left out of the middle, from position {most * 2 // 3} on."
+    return {
+        "tokens": [_drawn(token) for token in kept],
+        "title": title,
+        "folded": False,
+        "cut": cut if len(kept) < len(tokens) else "",
+    }
 
 
 def _drawn(token: Token) -> dict[str, Any]:
@@ -222,16 +236,11 @@ def _runs(text: str) -> list[tuple[str, str]]:
     return [(_BLANKS.get(run, ""), run) for run in re.findall(r"[ \n\t]|[^ \n\t]+", text)]
 
 
-def _kept(items: Any) -> Any:
-    if len(items) <= MOST_TOKENS:
+def _kept(items: Any, most: int) -> Any:
+    if len(items) <= most:
         return items
-    head, tail = items[: MOST_TOKENS * 2 // 3], items[len(items) - MOST_TOKENS // 3 :]
+    head, tail = items[: most * 2 // 3], items[len(items) - most // 3 :]
     return np.concatenate([head, tail]) if isinstance(items, np.ndarray) else [*head, *tail]
-
-
-def _cut(tokens: Sequence[Token]) -> str:
-    left_out = len(tokens) - len(_kept(tokens))
-    return f"{left_out} tokens are left out of the middle, from position {MOST_TOKENS * 2 // 3} on." if left_out else ""
 
 
 def _head(context: TokenizedContext) -> list[tuple[str, str]]:

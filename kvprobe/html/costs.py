@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvprobe.display.page import render, scaled, size_of
+from kvprobe.edit.readings import Cost, Decision, Seam
+from kvprobe.engine.cache import KVCache
+from kvprobe.engine.forward import Forward
+from kvprobe.engine.receipt import Receipt
+from kvprobe.html.templating import render
 from kvprobe.report.figures import COLORS
-
-if TYPE_CHECKING:
-    from kvprobe.edit.readings import Cost, Decision, Seam
-    from kvprobe.engine.cache import KVCache
-    from kvprobe.engine.forward import Forward
-    from kvprobe.engine.receipt import Receipt
 
 _TOKENS = {
     "tokens_reused": ("reused", COLORS["grey"]),
@@ -32,7 +30,7 @@ def receipt_html(receipt: Receipt, head: Sequence[tuple[str, str]] = ()) -> str:
         for key, count in counts.items()
     ]
     rows = [_row([share["label"], f"{share['count']}"], share["color"]) for share in shares]
-    cost = [("", f"{scaled(receipt.flops)}FLOP"), ("", f"{receipt.seconds * 1000:.3g} ms")]
+    cost = [("", f"{_scaled(receipt.flops)}FLOP"), ("", f"{receipt.seconds * 1000:.3g} ms")]
     return _facts([*head, *cost], rows, shares=shares, columns=("cache entries", "tokens") if rows else ())
 
 
@@ -75,12 +73,12 @@ def forward_html(result: Forward) -> str:
             _row(["attention", f"{len(result.attention)} layers of {list(result.attention[0].shape)}"], words=True)
         )
     head = [("", "Forward"), ("ran", f"{result.receipt.tokens_appended} tokens")]
-    cost = [("", f"{scaled(result.receipt.flops)}FLOP"), ("", f"{result.receipt.seconds * 1000:.3g} ms")]
+    cost = [("", f"{_scaled(result.receipt.flops)}FLOP"), ("", f"{result.receipt.seconds * 1000:.3g} ms")]
     return _facts([*head, *cost], rows)
 
 
 def _cache_rows(cache: KVCache) -> list[dict[str, Any]]:
-    told = {**cache.describe(), "size": size_of(cache.nbytes)}
+    told = {**cache.describe(), "size": f"{_scaled(cache.nbytes)}B"}
     return [_row([name, value], words=True) for name, value in told.items()]
 
 
@@ -95,6 +93,15 @@ def _answers(logs: Mapping[str, float], chances: Mapping[str, float]) -> list[di
 def _nats(value: float, sign: str = "") -> str:
     # Rounded first, or else a probability next to 1 would read -0.00.
     return f"{round(value, 2) + 0.0:{sign}.2f}"
+
+
+def _scaled(count: float) -> str:
+    """A count in the largest metric unit that leaves a number above 1: `3.2 G`."""
+    prefixes, step = ("", "k", "M", "G", "T", "P"), 0
+    while abs(count) >= 1000 and step < len(prefixes) - 1:
+        count, step = count / 1000, step + 1
+    digits = f"{count:.0f}" if step == 0 else f"{count:.3g}"
+    return f"{digits} {prefixes[step]}"
 
 
 def _row(cells: Sequence[str], color: str = "", *, words: bool = False) -> dict[str, Any]:

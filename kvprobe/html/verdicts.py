@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvprobe.display.effects import bar, effects_html
-from kvprobe.display.page import render
-from kvprobe.report.figures import COLORS
+from kvprobe.html.effects import bar, effects_html
+from kvprobe.html.style import OUTCOME_COLORS
+from kvprobe.html.templating import render
 from kvprobe.report.tables import STYLES, VerdictLine
 from kvprobe.runs.claims import Outcome, Verdict
+from kvprobe.runs.results import ModelResult, RunResult
 
-if TYPE_CHECKING:
-    from kvprobe.runs.results import ModelResult, RunResult
-
-OUTCOME_COLORS = {
-    Outcome.REPRODUCED: COLORS["green"],
-    Outcome.CONTRADICTED: COLORS["vermilion"],
-    Outcome.INCONCLUSIVE: COLORS["orange"],
-    Outcome.NOT_APPLICABLE: COLORS["grey"],
-}
 _ABSENT: dict[str, Any] = {"title": "", "question": "", "counts": [], "reason": "", "models": [], "folder": ""}
 
 

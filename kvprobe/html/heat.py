@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvprobe.display.tokens import Token, tokens_of
 from kvprobe.errors import ConfigError
+from kvprobe.html.tokens import Token, tokens_of
 from kvprobe.report.figures import COLORS
 from kvprobe.tasks.context import TokenizedContext
 

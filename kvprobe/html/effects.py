@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvprobe.display.page import Html, render
+from kvprobe.html.templating import Html, render
 from kvprobe.report.tables import interval, short
 from kvprobe.stats import Effect
 
