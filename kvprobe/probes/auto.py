@@ -37,6 +37,7 @@ from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.crossfit import folds
 from kvprobe.probes.edit_arms import EditCase, baseline_columns, baseline_effects, edit_case, worded_edit
 from kvprobe.probes.measures import pair_noise
+from kvprobe.stats.labels import Label
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
@@ -254,4 +255,6 @@ def _needed_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterato
 
 def _first_auto(effects: Sequence[Effect], name: str) -> list[Effect]:
     """The effects of AUTO at the first error cost, under the plain name that claims use."""
-    return [replace(e, name=e.name.replace(name, "auto", 1)) for e in effects if e.name.startswith(f"{name}.")]
+    return [
+        replace(e, label=Label.of(e.name.replace(name, "auto", 1))) for e in effects if e.name.startswith(f"{name}.")
+    ]

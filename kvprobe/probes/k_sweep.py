@@ -41,6 +41,7 @@ from kvprobe.probes.arms import (
 )
 from kvprobe.probes.base import PROBES, Panel, PaperEntry, Probe, Progress, Row
 from kvprobe.probes.edit_arms import EditCase, baseline_columns, baseline_effects, edit_case, reading_row
+from kvprobe.stats.labels import Label
 from kvprobe.stats import Effect, StatisticsConfig, bootstrapped, maximum, mean
 from kvprobe.stats.effects import RANGE
 from kvprobe.tasks.pairs import Pair
@@ -230,7 +231,7 @@ def smallest_within(
 
     ranged = any(each.is_range for each in differences)
     return Effect(
-        name=name,
+        label=Label.of(name),
         estimate=first(lambda each: each.estimate),
         low=first(lambda each: each.high),
         high=first(lambda each: each.low),

@@ -51,6 +51,7 @@ from kvprobe.probes.ranking import (
 )
 from kvprobe.probes.slots import ranked, slot_scores, slots
 from kvprobe.probes.unedited import read_unedited
+from kvprobe.stats.labels import Label
 from kvprobe.stats import Effect, StatisticsConfig, maximum
 from kvprobe.tasks.pairs import Pair
 
@@ -245,4 +246,4 @@ def same_field_orders(pairs: Sequence[Pair], singles: Sequence[SinglePositions])
 def _copied_effects(name: str, rows: pd.DataFrame, statistics: StatisticsConfig, floor: float) -> list[Effect]:
     """`X_K.copied_correct_rate` and `X_K.copied_recovery`: the arm's effects under names that say so."""
     found = arm_effects(name, rows, statistics, floor)
-    return [replace(effect, name=effect.name.replace(f"{name}.", f"{name}.copied_")) for effect in found]
+    return [replace(effect, label=Label.of(effect.name.replace(f"{name}.", f"{name}.copied_"))) for effect in found]

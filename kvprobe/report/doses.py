@@ -1,18 +1,21 @@
-"""Effects over the number of positions they act on."""
+"""Dose curves by the names of effects; goes when the last figure is a spec."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvprobe.probes.base import Panel
-from kvprobe.report.figures import COLORS
+from kvprobe.figures.doses import dose_axis, dose_key
+from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+__all__ = ["dose_axis", "dose_key", "draw_dose", "levels", "sizes_of"]
 
 
 def sizes_of(panel: Panel, selection: str, metric: str) -> list[int]:
@@ -43,38 +46,6 @@ def draw_dose(
     }
     if paper:
         axes.plot(list(paper), list(paper.values()), "D", ms=5, mfc="white", mec=color, mew=1.2, zorder=4)
-
-
-def dose_axis(axes: Axes, sizes: Sequence[int], label: str = "patched positions") -> None:
-    """A logarithmic axis of sizes with the sizes themselves as ticks."""
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(sizes), [str(size) for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(label)
-
-
-def levels(axes: Axes, *heights: float) -> None:
-    """Dashed lines at reference heights."""
-    for height in heights:
-        axes.axhline(height, color=COLORS["ink"], lw=0.8, ls=(0, (4, 3)), zorder=1)
-
-
-def dose_key(curves: Mapping[str, str], *, paper: bool) -> list[Any]:
-    """Legend handles: a line for each label and colour, the interval and, where there are any, the paper's values."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[Any] = [
-        Line2D([], [], marker="o", ms=3.5, lw=1.5, color=color, label=label) for label, color in curves.items()
-    ]
-    handles.append(Patch(color=COLORS["ink"], alpha=0.18, lw=0, label="interval"))
-    if paper:
-        handles.append(
-            Line2D([], [], marker="D", ls="", ms=5, mfc="white", mec=COLORS["ink"], mew=1.2, label="the paper's value")
-        )
-    return handles
 
 
 def _known(panel: Panel, selection: str, size: int, metric: str) -> bool:

@@ -16,11 +16,17 @@ from kvprobe.stats.intervals import (
     proportion,
     ratio_of_sums,
 )
+from kvprobe.stats.labels import Label
 from kvprobe.stats.resampling import bootstrapped
+from kvprobe.stats.rows import RowFilter
+from kvprobe.stats.sample import Sample
 from kvprobe.stats.settings import StatisticsConfig
 
 __all__ = [
     "Effect",
+    "Label",
+    "RowFilter",
+    "Sample",
     "StatisticsConfig",
     "TestResult",
     "adjust_benjamini_hochberg",

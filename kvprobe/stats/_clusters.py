@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kvprobe.stats.effects import Effect
+from kvprobe.stats.labels import Label
 from kvprobe.stats.settings import StatisticsConfig
 
 Array = NDArray[np.float64]
@@ -55,7 +56,7 @@ class Clusters:
 class Summary:
     """All of an effect but its numbers."""
 
-    name: str
+    name: str | Label
     groups: Clusters
     statistics: StatisticsConfig
     noise_floor: float
@@ -73,7 +74,7 @@ class Summary:
     ) -> Effect:
         """The effect; its ends are at least the noise floor away from the estimate."""
         return Effect(
-            name=self.name,
+            label=Label.of(self.name),
             estimate=estimate,
             low=min(ends[0], estimate - self.noise_floor),
             high=max(ends[1], estimate + self.noise_floor),
@@ -89,7 +90,7 @@ class Summary:
         )
 
 
-def finite_vector(name: str, values: ArrayLike) -> Array:
+def finite_vector(name: str | Label, values: ArrayLike) -> Array:
     """The values as one vector of finite numbers; ValueError names the effect otherwise."""
     rows = np.asarray(values, dtype=float).reshape(-1)
     if not len(rows):

@@ -7,11 +7,12 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from kvprobe.stats.effects import Effect
+from kvprobe.stats.labels import Label
 from kvprobe.stats.settings import StatisticsConfig
 
 
 def growth_exponent(
-    name: str,
+    name: str | Label,
     sizes: ArrayLike,
     costs: ArrayLike,
     *,

@@ -28,11 +28,12 @@ from statsmodels.stats.proportion import proportion_confint
 
 from kvprobe.stats._clusters import DEFAULT, Array, Clusters, Labels, Summary, finite_vector
 from kvprobe.stats.effects import RANGE, Effect
+from kvprobe.stats.labels import Label
 from kvprobe.stats.settings import StatisticsConfig
 
 
 def mean(
-    name: str,
+    name: str | Label,
     values: ArrayLike,
     *,
     clusters: Labels | None = None,
@@ -64,7 +65,7 @@ def mean(
 
 
 def ratio_of_sums(
-    name: str,
+    name: str | Label,
     shift: ArrayLike,
     gap: ArrayLike,
     *,
@@ -102,7 +103,7 @@ def ratio_of_sums(
 
 
 def mean_of_ratios(
-    name: str,
+    name: str | Label,
     shift: ArrayLike,
     gap: ArrayLike,
     *,
@@ -131,7 +132,7 @@ def mean_of_ratios(
 
 
 def median(
-    name: str,
+    name: str | Label,
     values: ArrayLike,
     *,
     clusters: Labels | None = None,
@@ -159,7 +160,7 @@ def median(
 
 
 def proportion(
-    name: str,
+    name: str | Label,
     successes: ArrayLike,
     *,
     clusters: Labels | None = None,
@@ -187,7 +188,7 @@ def proportion(
 
 
 def maximum(
-    name: str,
+    name: str | Label,
     values: ArrayLike,
     *,
     clusters: Labels | None = None,

@@ -9,11 +9,12 @@ from sklearn.metrics import cohen_kappa_score, confusion_matrix
 from kvprobe.stats._clusters import DEFAULT, Labels
 from kvprobe.stats.effects import Effect
 from kvprobe.stats.intervals import proportion
+from kvprobe.stats.labels import Label
 from kvprobe.stats.settings import StatisticsConfig
 
 
 def cohen_kappa(
-    name: str,
+    name: str | Label,
     first: ArrayLike,
     second: ArrayLike,
     *,
@@ -46,7 +47,7 @@ def cohen_kappa(
     ends = ((end - chance) / (1 - chance) for end in (observed.low, observed.high))
     low, high = (float(end) for end in ends)
     return Effect(
-        name=name,
+        label=Label.of(name),
         # Rounding may put an end on the wrong side of the estimate.
         estimate=kappa,
         low=min(low, kappa),

@@ -11,13 +11,14 @@ from scipy import stats
 
 from kvprobe.stats._clusters import DEFAULT, Array, Clusters, Labels, Summary
 from kvprobe.stats.effects import RANGE, Effect
+from kvprobe.stats.labels import Label
 from kvprobe.stats.settings import StatisticsConfig
 
 _BOOTSTRAP_FROM = 20
 
 
 def bootstrapped(
-    name: str,
+    name: str | Label,
     rows: pd.DataFrame,
     statistic: Callable[[pd.DataFrame], float],
     *,

@@ -1,0 +1,114 @@
+"""Effects over a parameter of their condition: how many positions were patched, which share of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvprobe.figures.bars import Look
+from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import COLORS, levels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Doses:
+    """A row of a figure: curves of one metric over a parameter of their condition.
+
+    Args:
+        curves: by condition (`suffix_{percent}`), the label in the key and the colour.
+        ylabel: of the leftmost axes.
+        height: of the row, in inches.
+        xlabel: of every axes.
+        metric: of all curves.
+        marker: of all curves.
+        ceiling: name of an effect drawn as a line, and its colour.
+        ticks_of: the condition whose sizes a logarithmic axis has as ticks; `None` for a linear axis.
+        levels: heights of dashed reference lines.
+    """
+
+    curves: Mapping[str, Look]
+    ylabel: str
+    height: float
+    xlabel: str = "patched positions"
+    metric: str = "recovery"
+    marker: str = "o"
+    ceiling: tuple[str, str] | None = None
+    ticks_of: str | None = None
+    levels: tuple[float, ...] = (0.0, 1.0)
+
+    def draw(self, axes: Axes, panel: Panel) -> None:
+        """Draw the curves of one model."""
+        levels(axes, *self.levels)
+        for condition, (label, color) in self.curves.items():
+            draw_dose(axes, panel, condition, self.metric, color=color, label=label, marker=self.marker)
+        if self.ceiling and self.ceiling[0] in panel.effects:
+            axes.axhline(panel.effects[self.ceiling[0]].estimate, color=self.ceiling[1], lw=1.3, zorder=2)
+        if self.ticks_of:
+            dose_axis(axes, list(panel.curve(self.ticks_of, self.metric)), self.xlabel)
+        else:
+            axes.set_xlabel(self.xlabel)
+
+    def handles(self, panels: Sequence[Panel]) -> list[Any]:
+        """Legend handles."""
+        return dose_key(dict(self.curves.values()), paper=any(panel.paper for panel in panels))
+
+
+def draw_dose(
+    axes: Axes, panel: Panel, condition: str, metric: str, *, color: str, label: str | None = None, **line: Any
+) -> None:
+    """The effects of one condition over its parameter, with their intervals, and the paper's values as diamonds.
+
+    Args:
+        axes: to draw on.
+        panel: the model.
+        condition: with one parameter: `suffix_{percent}`.
+        metric: such as `recovery`.
+        color: of the curve.
+        label: in the key.
+        line: for matplotlib's `plot`.
+    """
+    curve = panel.curve(condition, metric)
+    if not curve:
+        return
+    sizes, effects = list(curve), list(curve.values())
+    # An unbounded end must not stretch the axis.
+    low = np.clip([effect.low for effect in effects], -0.5, 1.5)
+    high = np.clip([effect.high for effect in effects], -0.5, 1.5)
+    axes.fill_between(sizes, low, high, color=color, alpha=0.18, lw=0, zorder=2)
+    style: dict[str, Any] = {"marker": "o", "ms": 3.5, "lw": 1.5, "zorder": 3} | line
+    axes.plot(sizes, [effect.estimate for effect in effects], color=color, label=label, **style)
+    paper = {size: panel.paper[effect.name] for size, effect in curve.items() if effect.name in panel.paper}
+    if paper:
+        axes.plot(list(paper), list(paper.values()), "D", ms=5, mfc="white", mec=color, mew=1.2, zorder=4)
+
+
+def dose_axis(axes: Axes, sizes: Sequence[float], label: str = "patched positions") -> None:
+    """A logarithmic axis of sizes with the sizes themselves as ticks."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(sizes), [f"{size:g}" for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(label)
+
+
+def dose_key(curves: Mapping[str, str], *, paper: bool) -> list[Any]:
+    """Legend handles: a line for each label and colour, the interval and, where there are any, the paper's values."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [
+        Line2D([], [], marker="o", ms=3.5, lw=1.5, color=color, label=label) for label, color in curves.items()
+    ]
+    handles.append(Patch(color=COLORS["ink"], alpha=0.18, lw=0, label="interval"))
+    if paper:
+        handles.append(
+            Line2D([], [], marker="D", ls="", ms=5, mfc="white", mec=COLORS["ink"], mew=1.2, label="the paper's value")
+        )
+    return handles

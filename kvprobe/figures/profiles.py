@@ -1,0 +1,62 @@
+"""Lines over layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import levels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """A row of a figure: lines over layers.
+
+    Args:
+        lines: of a panel: by label, values indexed by layer, the colour and the marker.
+        ylabel: of the leftmost axes.
+        height: of the row, in inches.
+        levels: heights of dashed reference lines.
+    """
+
+    lines: Callable[[Panel], Mapping[str, tuple[pd.Series, str, str]]]
+    ylabel: str
+    height: float
+    levels: tuple[float, ...] = ()
+
+    def draw(self, axes: Axes, panel: Panel) -> None:
+        """Draw the lines of one model."""
+        levels(axes, *self.levels)
+        draw_profile(axes, self.lines(panel))
+
+    def handles(self, panels: Sequence[Panel]) -> list[Any]:
+        """Legend handles: the lines of the first model that was measured."""
+        from matplotlib.lines import Line2D
+
+        measured = next((panel for panel in panels if panel.effects), None)
+        lines = self.lines(measured) if measured else {}
+        return [
+            Line2D([], [], color=color, marker=marker, ms=4, lw=1.5, label=label)
+            for label, (_, color, marker) in lines.items()
+        ]
+
+
+def draw_profile(axes: Axes, profiles: Mapping[str, tuple[pd.Series, str, str]]) -> None:
+    """Lines over layers.
+
+    Args:
+        axes: to draw on.
+        profiles: by label, values indexed by layer, the colour and the marker.
+    """
+    for label, (values, color, marker) in profiles.items():
+        axes.plot(values.index, values, color=color, marker=marker, ms=4, lw=1.5, label=label, clip_on=False, zorder=3)
+    layers = max((len(values) for values, _, _ in profiles.values()), default=1)
+    axes.set_xticks(range(0, layers, max(1, layers // 6)))
+    axes.set_xlabel("layer")

@@ -1,0 +1,93 @@
+"""A probe's figure as data, and the two functions that draw any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import panel_grid, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Key = Callable[[Sequence[Panel]], list[Any]]
+"""Legend handles for the models of a figure."""
+
+
+class Part(Protocol):
+    """A row of a figure, one axes for each model: `Bars`, `Doses`, `Profiles` or a probe's own."""
+
+    @property
+    def ylabel(self) -> str:
+        """Of the leftmost axes."""
+        ...
+
+    @property
+    def height(self) -> float:
+        """Of the row, in inches."""
+        ...
+
+    def draw(self, axes: Axes, panel: Panel) -> None:
+        """Draw one model that was measured."""
+        ...
+
+    def handles(self, panels: Sequence[Panel]) -> list[Any]:
+        """Legend handles."""
+        ...
+
+
+class Main(Protocol):
+    """The one axes that a probe has in its section's figure: `EffectsByModel`, `DosesByModel` or a probe's own."""
+
+    @property
+    def title(self) -> str:
+        """The finding, in a few words."""
+        ...
+
+    def draw(self, axes: Axes, panels: Sequence[Panel]) -> None:
+        """Draw all models."""
+        ...
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A probe's figure: parts from top to bottom, a column for each model.
+
+    Args:
+        title: the question that the figure answers.
+        parts: its rows.
+        main: its axes in the section's figure; `None` for none.
+        key: legend handles, where they are not those of the parts.
+        key_columns: of the legend.
+    """
+
+    title: str
+    parts: tuple[Part, ...]
+    main: Main | None = None
+    key: Key | None = None
+    key_columns: int = 4
+
+
+def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
+    """The figure of a probe: a row for each part, a column for each model."""
+    with styled():
+        figure, grid = panel_grid(panels, heights=[part.height for part in spec.parts])
+        for part, row in zip(spec.parts, grid, strict=True):
+            for axes, panel in zip(row, panels, strict=True):
+                if panel.effects:
+                    part.draw(axes, panel)
+            row[0].set_ylabel(part.ylabel)
+        figure.suptitle(spec.title, fontsize=11)
+        if any(panel.effects for panel in panels):
+            handles = spec.key(panels) if spec.key else _handles(spec, panels)
+            figure.legend(handles=handles, loc="outside lower center", ncols=spec.key_columns)
+    return figure
+
+
+def _handles(spec: FigureSpec, panels: Sequence[Panel]) -> list[Any]:
+    """Those of all parts, each label once."""
+    by_label = {handle.get_label(): handle for part in spec.parts for handle in part.handles(panels)}
+    return list(by_label.values())

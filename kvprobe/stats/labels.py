@@ -1,0 +1,64 @@
+"""What an effect is called: a condition with its parameters, and a metric; the printed name follows from them."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Label:
+    """The parts of an effect's name.
+
+    `Label("suffix_{percent}", "recovery", {"percent": 10})` prints as `suffix_10.recovery`. Figures and tables ask for
+    the parts (all effects of a condition and metric, ordered by a parameter) and never take a name apart.
+
+    Args:
+        condition: what was done, dotted where it has parts; a parameter stands in it as `{parameter}`.
+        metric: what was read.
+        parameters: the values of the condition's parameters.
+
+    Raises:
+        ValueError: the condition names a parameter that has no value.
+    """
+
+    condition: str
+    metric: str
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in fields_of(self.condition) if name not in self.parameters]
+        if missing:
+            raise ValueError(f"the condition {self.condition!r} has no value for {missing[0]!r}")
+
+    @classmethod
+    def of(cls, name: str | Label, parameters: Mapping[str, Any] | None = None) -> Label:
+        """A label from `condition.metric`, with the values of the parameters that its condition names.
+
+        Args:
+            name: the parts joined by a dot; the metric is what follows the last one.
+            parameters: by name; those that the condition does not name are left out.
+        """
+        if isinstance(name, Label):
+            return name
+        condition, _, metric = name.rpartition(".")
+        known = parameters or {}
+        return cls(condition, metric, {key: known[key] for key in fields_of(condition) if key in known})
+
+    def __str__(self) -> str:
+        condition = self.condition.format(**{key: _shown(value) for key, value in self.parameters.items()})
+        return f"{condition}.{self.metric}" if condition else self.metric
+
+
+def fields_of(condition: str) -> list[str]:
+    """The parameters that a condition names, in order: `["percent"]` of `suffix_{percent}`."""
+    return [name for _, name, _, _ in string.Formatter().parse(condition) if name]
+
+
+def _shown(value: Scalar) -> Scalar:
+    """A whole number that a table holds as a float is printed without its point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
