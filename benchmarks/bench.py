@@ -20,7 +20,7 @@ from benchmarks.tables import markdown
 from kvprobe.errors import StoreError
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.report.figures import save_figure
+from kvprobe.figures.legacy.figures import save_figure
 from kvprobe.runs.store import write_atomically
 
 STEM = "bench"

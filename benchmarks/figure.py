@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.contestants.base import REFERENCE
 from benchmarks.results import Report, SweepLine
-from kvprobe.report.figures import COLORS, styled
+from kvprobe.figures.legacy.figures import COLORS, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,12 +18,14 @@ class Registry(Generic[T]):
     """Names of one kind of plugin.
 
     A plugin registers itself beside its definition (`@PROBES.register("locality")`). All modules of
-    `package` are imported on the first look-up, then third parties' entry points of `entry_point_group`.
+    `package` are imported on the first look-up (where `module` is given, all of that name in its folders), then third
+    parties' entry points of `entry_point_group`.
     """
 
-    def __init__(self, kind: str, package: str, entry_point_group: str) -> None:
+    def __init__(self, kind: str, package: str, entry_point_group: str, *, module: str | None = None) -> None:
         self.kind = kind
         self._package = package
+        self._module = module
         self._entry_point_group = entry_point_group
         self._entries: dict[str, T] = {}
         self._loaded = False
@@ -64,8 +66,13 @@ class Registry(Generic[T]):
             return
         self._loaded = True
         package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+        if self._module is None:
+            for found in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{found.name}")
+        else:
+            for found in pkgutil.walk_packages(package.__path__, f"{self._package}."):
+                if found.name.endswith(f".{self._module}"):
+                    importlib.import_module(found.name)
         for entry_point in entry_points(group=self._entry_point_group):
             entry_point.load()
 

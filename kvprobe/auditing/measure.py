@@ -22,8 +22,8 @@ from kvprobe.engine.interventions import KVPatch
 from kvprobe.errors import ConfigError, UnknownNameError
 from kvprobe.models.files import Progress, no_progress
 from kvprobe.models.subject import Subject
-from kvprobe.probes.decisions import patched_margins
-from kvprobe.probes.unedited import Unedited, read_unedited
+from kvprobe.probes.kit.decisions import patched_margins
+from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.provenance import code_version, identity_record, package_versions
 from kvprobe.tasks.context import Span, decoded_texts
@@ -123,7 +123,7 @@ class _Measuring:
         span = prompt.base.spans[field.marked.name]
         base_id, donor_id = (prompt.answer_ids[answer] for answer in answers)
         pair = Pair(prompt.base, field.donor, span, base_id, donor_id, Provenance(prompt.content.name, "own", 0))
-        unedited = read_unedited(self.subject, pair)
+        unedited = prefill_pair(self.subject, pair)
         found = FieldAudit(
             name=field.marked.name,
             old=field.marked.old,
@@ -144,7 +144,7 @@ class _Measuring:
         self.progress("done", _EDITS)
         return conclude(found, self.answer_mass)
 
-    def _judged(self, pair: Pair, unedited: Unedited, found: FieldAudit) -> dict[str, object]:
+    def _judged(self, pair: Pair, unedited: PrefilledPair, found: FieldAudit) -> dict[str, object]:
         """What is measured only where the decision depends on the field."""
         heat = self._heat(pair, unedited)
 
@@ -154,7 +154,7 @@ class _Measuring:
         methods = measure_methods(self.subject, self.prompt, self.field, unedited, found=found, progress=tell)
         return {**heat, "methods": methods, "erratum": erratum_reading(self.field, methods)}
 
-    def _heat(self, pair: Pair, unedited: Unedited) -> dict[str, object]:
+    def _heat(self, pair: Pair, unedited: PrefilledPair) -> dict[str, object]:
         """`tokens`, `segments` and `sets`."""
         reach = range(pair.field.start, pair.decision_position)
         texts = decoded_texts(pair.base.token_ids, self.subject.tokenizer)
@@ -187,7 +187,7 @@ class _Measuring:
         ]
         return {"tokens": tuple(tokens), "segments": tuple(segments), "sets": tuple(sets)}
 
-    def _recoveries(self, pair: Pair, unedited: Unedited, patches: Sequence[KVPatch], stage: str) -> list[float]:
+    def _recoveries(self, pair: Pair, unedited: PrefilledPair, patches: Sequence[KVPatch], stage: str) -> list[float]:
         base, gap = unedited.base.margin, unedited.donor.margin - unedited.base.margin
         values: list[float] = []
         size = max(_BLOCK, -(-len(patches) // 20))

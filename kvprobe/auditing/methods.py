@@ -14,7 +14,7 @@ from kvprobe.edit.meter import Meter
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.files import Progress
 from kvprobe.models.subject import Subject
-from kvprobe.probes.unedited import Unedited
+from kvprobe.probes.kit.prefilled_pair import PrefilledPair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def measure_methods(
     subject: Subject,
     prompt: AuditPrompt,
     field: AuditField,
-    unedited: Unedited,
+    unedited: PrefilledPair,
     *,
     found: FieldAudit,
     progress: Progress,
@@ -76,7 +76,7 @@ class _Trials:
     subject: Subject
     prompt: AuditPrompt
     field: AuditField
-    unedited: Unedited
+    unedited: PrefilledPair
     found: FieldAudit
 
     def of(self, name: str, method: EditMethod, reference: MethodReading | None) -> MethodReading:

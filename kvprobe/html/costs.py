@@ -10,7 +10,7 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward
 from kvprobe.engine.receipt import Receipt
 from kvprobe.html.templating import render
-from kvprobe.report.figures import COLORS
+from kvprobe.figures.style import COLORS
 
 _TOKENS = {
     "tokens_reused": ("reused", COLORS["grey"]),

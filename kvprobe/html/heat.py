@@ -10,7 +10,7 @@ import numpy as np
 
 from kvprobe.errors import ConfigError
 from kvprobe.html.tokens import Token, tokens_of
-from kvprobe.report.figures import COLORS
+from kvprobe.figures.style import COLORS
 from kvprobe.tasks.context import TokenizedContext
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvprobe.report.figures import COLORS
+from kvprobe.figures.style import COLORS
 from kvprobe.runs.claims import Outcome
 
 OUTCOME_COLORS = {

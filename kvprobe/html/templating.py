@@ -13,7 +13,7 @@ from markupsafe import Markup
 from kvprobe.auditing.result import brief
 from kvprobe.auditing.verdict import fixed
 from kvprobe.html.style import STRONGEST, tint
-from kvprobe.report.figures import COLORS
+from kvprobe.figures.style import COLORS
 from kvprobe.report.tables import number, short
 
 

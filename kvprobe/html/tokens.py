@@ -14,7 +14,7 @@ from kvprobe.edit.erratum import erratum_name
 from kvprobe.errors import ConfigError
 from kvprobe.html.style import signed_tint, tint
 from kvprobe.html.templating import Html, render
-from kvprobe.report.figures import COLORS
+from kvprobe.figures.style import COLORS
 from kvprobe.report.tables import number
 from kvprobe.tasks.context import Span, TokenizedContext, decoded_texts
 from kvprobe.tasks.pairs import Pair

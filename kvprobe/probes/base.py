@@ -1,17 +1,23 @@
-"""What a probe is: it decides which interventions to ask for, and what their readings mean."""
+"""What a probe is: it measures interventions (`Probe`), and its `Reading` says what the measurements mean.
+
+A probe is a folder. `probe.py` measures and reads like its protocol; it determines a stored cell. `reading.py` turns
+rows into effects and a figure; a changed label or estimator there measures nothing again.
+"""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
+from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.figures.spec import FigureSpec, draw
 from kvprobe.registry import Registry
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.stats import Effect, Sample
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
@@ -20,68 +26,29 @@ if TYPE_CHECKING:
 
     from kvprobe.models.subject import Subject
 
-PROBES: Registry[type[Probe]] = Registry("probe", "kvprobe.probes", "kvprobe.probes")
+PROBES: Registry[type[Probe]] = Registry("probe", "kvprobe.probes", "kvprobe.probes", module="probe")
 Progress = Callable[[int, int], None]
-Row = dict[str, Any]
+"""Called with how much is done, of how much."""
+Measurement = dict[str, Any]
+"""One row of a probe's table."""
 
 
-class Parameters(BaseModel):
-    """Base of all probes' parameters."""
+class Probe(BaseModel, ABC):
+    """Base of all probes: its fields are its validated parameters.
+
+    A probe knows nothing of experiments, claims or files. One that selects or trains across skeletons sets
+    `needs_all_pairs`: it is given all pairs of a model in one call of `measure`, others block by block.
+
+    Its reading is `READING` of the module `reading` beside its own, or what it sets as `reading`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-@dataclass(frozen=True)
-class PaperEntry:
-    """Where the paper's value of an effect stands in the table of the paper's numbers."""
-
-    experiment: str
-    condition: str
-    metric: str
-
-
-@dataclass(frozen=True)
-class Panel:
-    """What a plot shows of one model.
-
-    Args:
-        model: its name.
-        effects: by name; empty when the model was not measured or failed the gate.
-        rows: the measurements that count.
-        paper: the paper's value of an effect, by the effect's name.
-        paper_model: the model of the paper they were measured on.
-        note: why there are no effects.
-    """
-
-    model: str
-    effects: Mapping[str, Effect] = field(default_factory=dict)
-    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    paper: Mapping[str, float] = field(default_factory=dict)
-    paper_model: str | None = None
-    note: str = ""
-
-
-class Probe(ABC):
-    """Base of all probes: validated parameters, `measure`, `summarise`, `plot` and `plot_main`.
-
-    A probe knows nothing of experiments, claims or files. Its `paper` says which of its effects the paper
-    gives a value for. One that selects or trains across skeletons sets `needs_all_pairs`: it is given all pairs
-    of a model in one call of `measure`, where others may be given them block by block.
-    """
-
-    name: ClassVar[str]
     needs_all_pairs: ClassVar[bool] = False
-    paper: ClassVar[Mapping[str, PaperEntry]] = {}
-    may_lack: ClassVar[Mapping[str, str]] = {}
-    """Why an effect may be missing from a summary, by a pattern of its name (`rome.*`)."""
-    Parameters: ClassVar[type[Parameters]] = Parameters
-    parameters: Any
-
-    def __init__(self, parameters: Any = None) -> None:
-        self.parameters = parameters if parameters is not None else self.Parameters()
+    reading: ClassVar[Reading | None] = None
 
     @abstractmethod
-    def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Row]:
+    def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Tidy rows, one per measurement, never averaged.
 
         Every row carries `pair` (index into `pairs`), `m_base` and `m_donor` (margins of the unedited prompts,
@@ -96,28 +63,65 @@ class Probe(ABC):
     def preview(self, subject: Subject, pair: Pair) -> Mapping[str, float] | None:
         """What the inclusion gate reads of a pair, for two prefills; `None` where only measuring tells.
 
-        By it a model that cannot do the task is refused before anything long is measured on it.
+        It lets a model that cannot do the task be refused before anything long is measured.
         """
-        from kvprobe.probes.unedited import decided
+        from kvprobe.probes.kit.prefilled_pair import decided
 
-        # A decision after a chain of thought is known when the chain is written.
+        # A decision after a chain of thought is known only once the chain is written.
         return None if pair.scenario.attributes.get("mode") == "think" else decided(subject, pair)
 
-    @abstractmethod
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Effects of one model, from those of its rows that passed the gate."""
-
-    @abstractmethod
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """One figure over all models."""
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:  # noqa: B027
-        """Draw the main result of all models into one axes of the section's figure.
-
-        By default there is none, and a probe that does not define it gets no axes there (`has_main_plot`).
-        """
-
     @classmethod
-    def has_main_plot(cls) -> bool:
-        """Whether the probe defines `plot_main`."""
-        return cls.plot_main is not Probe.plot_main
+    def read_by(cls) -> Reading:
+        """The probe's reading.
+
+        Raises:
+            ImportError: the probe sets none, and there is no module `reading` beside its own.
+        """
+        if cls.reading is not None:
+            return cls.reading
+        reading: Reading = importlib.import_module(f"{cls.__module__.rpartition('.')[0]}.reading").READING
+        return reading
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the rows of a probe mean: effects and a figure.
+
+    Args:
+        effects: those of one model, from the sample of its rows that count and the probe with its parameters. Given
+            part of the rows, it yields the effects that these rows suffice for.
+        figure: of all models.
+        paper: which of the effects the paper gives a value for, by name.
+        may_lack: why an effect may be missing, by a pattern of its name (`rome.*`).
+    """
+
+    effects: Callable[[Sample, Any], Iterable[Effect]]
+    figure: FigureSpec
+    paper: Mapping[str, PaperEntry] = field(default_factory=dict)
+    may_lack: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, probe: Probe, sample: Sample) -> list[Effect]:
+        """All effects of one model.
+
+        Raises:
+            ValueError: two effects have one name.
+        """
+        effects = list(self.effects(sample, probe))
+        names = [effect.name for effect in effects]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two effects are named {next(name for name in names if names.count(name) > 1)!r}")
+        return effects
+
+    def draw(self, panels: Sequence[Panel]) -> Figure:
+        """One figure over all models."""
+        return draw(self.figure, panels)
+
+    @property
+    def has_main(self) -> bool:
+        """Whether the probe has axes in its section's figure."""
+        return self.figure.main is not None
+
+    def draw_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
+        """Draw the main result of all models into one axes of the section's figure."""
+        if self.figure.main is not None:
+            self.figure.main.draw(axes, panels)

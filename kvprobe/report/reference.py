@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pandas as pd
 
-from kvprobe.probes.base import PaperEntry
+from kvprobe.figures.panel import PaperEntry
 
 # A model that is not the paper's own is set beside the paper's main model of the same architecture.
 _OF_ARCHITECTURE = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvprobe.probes.base import Panel
-from kvprobe.report.figures import COLORS, save_figure, styled
-from kvprobe.report.models import color_of
+from kvprobe.figures.legacy.figures import COLORS, save_figure, styled
+from kvprobe.figures.legacy.models import color_of
+from kvprobe.figures.panel import Panel
 from kvprobe.report.section_tables import count_markdown, verdict_markdown
 from kvprobe.report.tables import markdown_table, short
 from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text
@@ -93,7 +93,7 @@ def draw_section(section: SectionResult, failures: list[Failure]) -> tuple[Figur
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    shown = [result for result in section.results if make_probe(result.config).has_main_plot()]
+    shown = [result for result in section.results if make_probe(result.config).read_by().has_main]
     if not shown:
         return None, []
     columns = math.ceil(math.sqrt(_PAGE * len(shown) * _PANEL[1] / _PANEL[0]))
@@ -174,7 +174,7 @@ def _draw(axes: Axes, result: RunResult, models: Sequence[str]) -> None:
         why = "\n".join(f"{short(model.name)}: {model.status}" for model in result.models.values())
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=COLORS["grey"])
         return
-    make_probe(result.config).plot_main(axes, drawn)
+    make_probe(result.config).read_by().draw_main(axes, drawn)
     axes.title.set_fontsize(_TITLE * min(1.0, _TITLE_FITS / max(1, len(axes.get_title()))))
 
 

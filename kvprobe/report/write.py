@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvprobe.errors import StoreError
-from kvprobe.probes.base import PROBES, Panel
-from kvprobe.report.figures import save_figure
+from kvprobe.figures.legacy.figures import save_figure
+from kvprobe.figures.panel import Panel
 from kvprobe.report.reference import paper_model, paper_values
 from kvprobe.report.tables import interval, markdown_table, short, verdict_markdown
 from kvprobe.runs.explain import command_of, figure_metadata
@@ -34,7 +34,7 @@ def write_report(result: RunResult) -> Report:
         StoreError: the folder cannot be written, or its rows cannot be read.
         UnknownNameError: the run's probe is not installed.
     """
-    figure = make_probe(result.config).plot(panels(result))
+    figure = make_probe(result.config).read_by().draw(panels(result))
     figures = save_figure(figure, result.folder / result.config.name, figure_metadata(result))
     summary = write_text(result.folder / SUMMARY_FILE, summary_markdown(result))
     return Report(tuple(figures), summary)
@@ -42,7 +42,7 @@ def write_report(result: RunResult) -> Report:
 
 def panels(result: RunResult) -> list[Panel]:
     """What a plot shows of each model of a run."""
-    entries = PROBES.get(result.config.probe).paper
+    entries = make_probe(result.config).read_by().paper
     rows = result.rows()
     drawn = []
     for model in result.models.values():

@@ -19,7 +19,7 @@ from kvprobe.runs.gate import GateReport, apply_gate, hopeless
 from kvprobe.runs.preparation import Plan, Preparation, cell_provenance, labelled, make_cells, prepare
 from kvprobe.runs.results import ModelResult, Status
 from kvprobe.runs.store import DamagedCellError, Store, concatenated, table_of
-from kvprobe.stats import Effect
+from kvprobe.stats import Effect, Sample
 
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
 _FATAL = (ConfigError, UnknownNameError, StoreError)
@@ -253,9 +253,9 @@ def _summarised(
 
 
 def _effects(plan: Plan, rows: pd.DataFrame, gate: GateReport) -> list[Effect]:
-    summarised = plan.probe.summarise(rows.reset_index(drop=True), plan.config.statistics)
+    sample = Sample.of_model(rows.reset_index(drop=True), plan.config.statistics)
     # The probe never sees the pairs that the gate left out, but every effect must tell of them.
-    return [replace(effect, excluded=effect.excluded + gate.excluded) for effect in summarised]
+    return [replace(e, excluded=e.excluded + gate.excluded) for e in plan.probe.read_by().read(plan.probe, sample)]
 
 
 def _reason(gate: GateReport, prepared: Preparation, failures: Sequence[str]) -> str:

@@ -76,9 +76,7 @@ def make_probe(config: ExperimentConfig) -> Probe:
         UnknownNameError: with the nearest names.
         ConfigError: a parameter is wrong.
     """
-    probe_class = PROBES.get(config.probe)
-    parameters = validated(probe_class.Parameters, config.parameters, where=config.where, prefix="parameters")
-    return probe_class(parameters)
+    return validated(PROBES.get(config.probe), config.parameters, where=config.where, prefix="parameters")
 
 
 def make_task(config: ExperimentConfig) -> Task:
@@ -169,7 +167,7 @@ def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) ->
         "identity": identity,
         "probe": config.probe,
         "probe_source": provenance.plugin_hash(probe),
-        "parameters": probe.parameters.model_dump(mode="json"),
+        "parameters": probe.model_dump(mode="json"),
         "source": provenance.source_hash(),
         "packages": provenance.package_versions(),
     }

@@ -24,6 +24,7 @@ CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
 _WITHOUT_INFLUENCE = (
+<<<<<<< HEAD
     "cli/",
     "report/",
     "html/",
@@ -34,6 +35,12 @@ _WITHOUT_INFLUENCE = (
     "auditing/",
     "doctor.py",
 )
+=======
+    *("cli/", "report/", "display/", "html/", "figures/", "stats/", "organisms/", "models/configs/", "audit/"),
+    *("doctor.py", "__init__.py", "__main__.py"),
+)
+_PROBES, _SHARED = "probes/", ("probes/base.py", "probes/kit/")
+>>>>>>> 0e3b92d (A folder a probe, by what is studied; measuring apart from reading; locality as the first; released runs are read again by a script)
 _SOURCES = {".py", ".yaml", ".yml"}
 
 
@@ -72,29 +79,49 @@ def pair_id(pair: Pair) -> str:
 
 @functools.cache
 def source_hash() -> str:
-    """sha256 over the package's source files that can influence a measured row.
+    """sha256 over the package's source files that can influence a row of any probe.
 
-    Not the commit: a commit that changes the documentation must not invalidate finished cells.
+    Not the commit: a commit that changes the documentation must not invalidate finished cells. Not the probes
+    themselves: what a probe measures depends on its own folder alone (`plugin_hash`).
     """
     root = Path(kvprobe.__file__).parent
+    files = {file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.suffix in _SOURCES}
+    return _hash_of({name: file for name, file in files.items() if _influences_all(name)})
+
+
+def _influences_all(name: str) -> bool:
+    if name.startswith(_PROBES):
+        return name.startswith(_SHARED) and not _only_reads(name)
+    return not name.startswith(_WITHOUT_INFLUENCE)
+
+
+def _only_reads(name: str) -> bool:
+    """Whether a file of a probe turns rows into effects and figures, which measures nothing."""
+    return name.endswith("/reading.py") or "/reading/" in name
+
+
+def _hash_of(files: Mapping[str, Path]) -> str:
     digest = hashlib.sha256()
-    for file in sorted(root.rglob("*")):
-        relative = file.relative_to(root).as_posix()
-        if file.suffix in _SOURCES and not relative.startswith(_WITHOUT_INFLUENCE):
-            digest.update(f"{relative}\0".encode())
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    for name, file in sorted(files.items()):
+        digest.update(f"{name}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def plugin_hash(plugin: Any) -> str:
-    """sha256 of the source that defines a plugin's class: its file, which may lie outside the package, or its cell.
+    """sha256 of the source that a plugin's class measures by.
 
-    In a notebook nothing but the cell is hashed, so what a plugin calls belongs into the cell that defines it.
+    Of one of kvprobe's own probes, its folder without its reading; of a plugin elsewhere, the file that defines its
+    class; in a notebook, the cell, so what a plugin calls belongs into the cell that defines it.
     """
+    root = Path(kvprobe.__file__).parent
     try:
         file = inspect.getsourcefile(type(plugin))
     except (TypeError, OSError):
         file = None
+    if file and Path(file).is_relative_to(root / _PROBES) and Path(file).parent != root / _PROBES:
+        own = {f.relative_to(root).as_posix(): f for f in Path(file).parent.rglob("*.py")}
+        return _hash_of({name: f for name, f in own.items() if not _only_reads(name)})
     if file and Path(file).exists():
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     cells = {member.__code__.co_filename for member in vars(type(plugin)).values() if inspect.isfunction(member)}

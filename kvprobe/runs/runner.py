@@ -136,7 +136,7 @@ def _verdicts(plan: Plan, models: Sequence[ModelResult]) -> list[Verdict]:
             if claim.models and model.name not in claim.models:
                 continue
             if model.status is Status.MEASURED:
-                verdicts.append(judge(claim, model.name, model.effects, plan.probe.may_lack))
+                verdicts.append(judge(claim, model.name, model.effects, plan.probe.read_by().may_lack))
             else:
                 verdicts.append(not_applicable(claim, model.name, model.reason))
     return adjust(verdicts, config.statistics.false_discovery_rate)

@@ -11,7 +11,7 @@ import pytest
 from micro_runs import micro_run
 
 from kvprobe.organisms import micro
-from kvprobe.probes.sae_training import SAESettings
+from kvprobe.probes.mechanism.sae.training import SAESettings
 from kvprobe.runs.claims import Outcome
 
 REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED

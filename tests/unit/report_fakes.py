@@ -7,8 +7,8 @@ from pathlib import Path
 from runs_fakes import FakeProbe, load_subject
 from test_probes_locality import made_rows
 
-from kvprobe.probes.base import Panel
-from kvprobe.probes.locality import Locality
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.mechanism.locality.probe import Locality
 from kvprobe.runs import ExperimentConfig, RunResult, run_experiment
 from kvprobe.stats import StatisticsConfig
 

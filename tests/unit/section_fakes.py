@@ -19,9 +19,11 @@ import torch
 from runs_fakes import FakeProbe
 from runs_fakes import load_subject as load_fake
 
-from kvprobe.probes import base
-from kvprobe.probes.base import PROBES, Panel, Probe, Progress, Row
-from kvprobe.report.models import draw_by_model
+from kvprobe.figures.legacy.models import draw_by_model
+from kvprobe.figures.panel import Panel
+from kvprobe.probes import legacy as base
+from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.legacy import Probe
 from kvprobe.runs import ExperimentConfig, SectionResult, provenance, run_section
 from kvprobe.stats import Effect, StatisticsConfig
 
@@ -55,7 +57,7 @@ class Blocks(Probe):
     def preview(self, subject: Any, pair: Any) -> None:
         """The fake subject has nothing to run."""
 
-    def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Row]:
+    def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Measurement]:
         time.sleep(float(os.environ.get(PAUSE, "0")))
         if subject.name == self.parameters.model:
             self._go_wrong()

@@ -16,8 +16,8 @@ from kvprobe.edit.base import EDIT_METHODS, CachedPrompt
 from kvprobe.edit.meter import Meter
 from kvprobe.edit.signals import FREE, free_signals
 from kvprobe.errors import ConfigError, SampleError
-from kvprobe.probes.auto import AutoProbe, auto_name, second_edit
-from kvprobe.probes.edit_arms import edit_case, field_edit
+from kvprobe.probes.editing.auto.probe import AutoProbe, auto_name, second_edit
+from kvprobe.probes.kit.edit_cases import edit_case, field_edit
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align

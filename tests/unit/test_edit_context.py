@@ -24,7 +24,7 @@ from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, Unsupporte
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.probes.edit_arms import field_edit
+from kvprobe.probes.kit.edit_cases import field_edit
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.two_fields import TwoFields

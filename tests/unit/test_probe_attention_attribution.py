@@ -15,7 +15,7 @@ from worded_models import TOKENIZER, plain_patched_logits, worded
 
 from kvprobe.engine.decision_attention import decision_attention
 from kvprobe.engine.forward import prefill
-from kvprobe.probes.attention_attribution import SINK, AttentionAttribution, _of_pair, regions
+from kvprobe.probes.mechanism.attention_attribution.probe import SINK, AttentionAttribution, _of_pair, regions
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align

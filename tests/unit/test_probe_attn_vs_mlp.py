@@ -14,11 +14,11 @@ from patching_fakes import aligned, labelled, reader_of_words
 from kvprobe.engine.components import components
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import NumericsError
+from kvprobe.figures.legacy.figures import styled
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.micro import micro_subject
-from kvprobe.probes.attn_vs_mlp import AttnVsMlp, middle_layer, source_groups
-from kvprobe.probes.residual_parts import Change, Parts, change_of, read_parts
-from kvprobe.report.figures import styled
+from kvprobe.probes.mechanism.attn_vs_mlp.probe import AttnVsMlp, middle_layer, source_groups
+from kvprobe.probes.mechanism.attn_vs_mlp.residual_parts import Change, Parts, change_of, read_parts
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
@@ -170,7 +170,7 @@ def test_micro_models_bring_it_from_where_their_weights_say() -> None:
 def test_figures_of_measured_and_unmeasured_models() -> None:
     from matplotlib.figure import Figure
 
-    from kvprobe.probes.base import Panel
+    from kvprobe.figures.panel import Panel
 
     rows, effects = effects_of(reader_of_words("llama"))
     panels = [Panel("tiny", effects, rows, {"note.attention_share_1": 0.6}, "Llama-3.1-8B"), Panel("none", note="gate")]

@@ -14,8 +14,8 @@ from kvprobe.engine.forward import prefill
 from kvprobe.engine.generation import generate
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
-from kvprobe.probes.chain_effects import chain_effects
-from kvprobe.probes.chain_knockout import CACHES, ChainKnockout, _Cell, _finished
+from kvprobe.probes.mechanism.chain_knockout.effects import chain_effects
+from kvprobe.probes.mechanism.chain_knockout.probe import CACHES, ChainKnockout, _Cell, _finished
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.gated_decision import GatedDecision

@@ -16,9 +16,16 @@ from kvprobe.composing.library import SkillLibrary
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.compose_latency import SKILL, ComposeLatency, Prepared, Request, repeated, request_of
-from kvprobe.probes.compose_latency_effects import latency_effects
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.composing.compose_latency.effects import latency_effects
+from kvprobe.probes.composing.compose_latency.probe import (
+    SKILL,
+    ComposeLatency,
+    Prepared,
+    Request,
+    repeated,
+    request_of,
+)
 from kvprobe.stats import StatisticsConfig
 from kvprobe.stats.growth import growth_exponent
 from kvprobe.tasks.context import Span, TokenizedContext

@@ -16,11 +16,11 @@ from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
 
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.errors import ConfigError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
-from kvprobe.probes.base import Panel
-from kvprobe.probes.cot_gate import ARMS, CotGate
-from kvprobe.probes.cut_chains import answered_after, value_said, write_chains
+from kvprobe.probes.editing.cot_gate.cut_chains import answered_after, value_said, write_chains
+from kvprobe.probes.editing.cot_gate.probe import ARMS, CotGate
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment

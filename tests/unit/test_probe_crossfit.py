@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvprobe.errors import SampleError
-from kvprobe.probes.crossfit import folds
+from kvprobe.probes.kit.cross_fitting import folds
 
 SKELETONS = st.lists(st.integers(0, 30).map("s{}".format), min_size=1, max_size=120)
 

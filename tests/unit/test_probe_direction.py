@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from patching_fakes import aligned, labelled, reader_of_words
 
 from kvprobe.errors import UnsupportedError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.case_states import CaseStates, edited_readings, read_case_states
-from kvprobe.probes.direction import CONTROLS, INTERVENTIONS, Direction
-from kvprobe.probes.directions import (
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.mechanism.direction.case_states import CaseStates, edited_readings, read_case_states
+from kvprobe.probes.mechanism.direction.directions import (
     along,
     difference_of_means,
     interchanged_margins,
@@ -27,6 +26,7 @@ from kvprobe.probes.directions import (
     set_coordinate,
     unit,
 )
+from kvprobe.probes.mechanism.direction.probe import CONTROLS, INTERVENTIONS, Direction
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair

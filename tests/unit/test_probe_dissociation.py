@@ -11,7 +11,7 @@ from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_o
 
 from kvprobe.errors import ConfigError
 from kvprobe.models.loader import load_subject
-from kvprobe.probes.dissociation import INTERVENTIONS, Dissociation
+from kvprobe.probes.mechanism.dissociation.probe import INTERVENTIONS, Dissociation
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.polarity import Polarity

@@ -8,9 +8,9 @@ import torch
 from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.engine.forward import prefill
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case
-from kvprobe.probes.edit_latency import ARMS, METRICS, REFERENCE, EditLatency, lengthened
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.editing.edit_latency.probe import ARMS, METRICS, REFERENCE, EditLatency, lengthened
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align

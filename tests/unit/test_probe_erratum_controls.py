@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case
-from kvprobe.probes.erratum_controls import EARLY, EXPECTED, ErratumControls, _arms
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.editing.erratum_controls.probe import EARLY, EXPECTED, ErratumControls, _arms
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment

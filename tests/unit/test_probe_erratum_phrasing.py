@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.erratum_phrasing import METHODS, NO_LINE, ErratumPhrasing
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.editing.erratum_phrasing.probe import METHODS, NO_LINE, ErratumPhrasing
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.erratum_lines import PHRASINGS, phrasing_tokens

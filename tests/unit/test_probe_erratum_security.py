@@ -14,10 +14,16 @@ from matplotlib.figure import Figure
 from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case
-from kvprobe.probes.erratum_security import DEFENCES, METHODS, ErratumSecurity, _run_from_user, _with_user_text
-from kvprobe.probes.pair_lines import piece_of, subjects_of, with_pieces
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.editing.erratum_security.probe import (
+    DEFENCES,
+    METHODS,
+    ErratumSecurity,
+    _run_from_user,
+    _with_user_text,
+)
+from kvprobe.probes.kit.edit_cases import edit_case
+from kvprobe.probes.kit.pair_lines import piece_of, subjects_of, with_pieces
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.erratum_lines import FORGERIES, PLACEMENTS, forged_texts

@@ -13,8 +13,8 @@ from kvprobe.composing.prompts import compile_segment, composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.facts import FLOOR, FactsProbe
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.composing.facts.probe import FLOOR, FactsProbe
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.facts import FACTS, Facts
 from kvprobe.tasks.gated_decision import GatedDecision

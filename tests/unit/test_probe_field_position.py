@@ -14,8 +14,8 @@ from worded_models import TOKENIZER, plain_patched_logits, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject
-from kvprobe.probes.dose import FRACTIONS, smallest_suffix, suffix
-from kvprobe.probes.field_position import FieldPositionProbe, cell_name
+from kvprobe.probes.kit.doses import FRACTIONS, smallest_suffix, suffix
+from kvprobe.probes.mechanism.field_position.probe import FieldPositionProbe, cell_name
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.field_position import FieldPosition

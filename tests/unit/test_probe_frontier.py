@@ -14,8 +14,11 @@ from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
 
 from kvprobe.edit.base import EDIT_METHODS
 from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
-from kvprobe.probes.arms import (
+from kvprobe.probes.editing.frontier.figure import draw_frontier, kind_of
+from kvprobe.probes.editing.frontier.probe import REFERENCE, Frontier, pareto_front
+from kvprobe.probes.kit.edit_arms import (
     as_patch,
     bytes_written,
     copied,
@@ -27,10 +30,7 @@ from kvprobe.probes.arms import (
     same_value,
     selection_order,
 )
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case
-from kvprobe.probes.frontier import REFERENCE, Frontier, pareto_front
-from kvprobe.report.frontier import draw_frontier, kind_of
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision

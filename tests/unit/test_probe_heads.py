@@ -17,8 +17,10 @@ from patching_fakes import aligned, answers_of, labelled, reader_of_words
 from kvprobe.engine.components import components
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.sweep import run_patches
+from kvprobe.figures.legacy.figures import styled
 from kvprobe.organisms.micro import NOTE_READER, NOTE_WRITER, micro_subject
-from kvprobe.probes.head_patches import (
+from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
+from kvprobe.probes.mechanism.heads.patches import (
     all_heads,
     before_decision,
     decision_shifts,
@@ -28,10 +30,14 @@ from kvprobe.probes.head_patches import (
     read_heads,
     replace_heads,
 )
-from kvprobe.probes.head_sets import held_out_means, held_out_ranks, matched_heads, random_heads, ranked_heads
-from kvprobe.probes.heads import Heads
-from kvprobe.probes.unedited import Unedited, read_unedited
-from kvprobe.report.figures import styled
+from kvprobe.probes.mechanism.heads.probe import Heads
+from kvprobe.probes.mechanism.heads.sets import (
+    held_out_means,
+    held_out_ranks,
+    matched_heads,
+    random_heads,
+    ranked_heads,
+)
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
@@ -45,8 +51,8 @@ def pairs(size: int = 6) -> list[Pair]:
 
 
 @cache
-def unedited(family: str, number: int = 0) -> Unedited:
-    return read_unedited(reader_of_words(family), pairs()[number])
+def unedited(family: str, number: int = 0) -> PrefilledPair:
+    return prefill_pair(reader_of_words(family), pairs()[number])
 
 
 def patched_margin(family: str, patch: KVPatch) -> float:
@@ -109,7 +115,7 @@ def test_the_first_order_estimate_is_the_effect_of_a_small_change() -> None:
 def test_one_read_head_agrees_with_plain_hugging_face_in_float64() -> None:
     subject, pair = reader_of_words("qwen3", torch.float64), pairs()[1]
     layer, head, width = 1, 2, 8
-    reading = read_heads(subject, components(subject), pair, read_unedited(subject, pair))
+    reading = read_heads(subject, components(subject), pair, prefill_pair(subject, pair))
     projection = subject.model.model.layers[layer].self_attn.o_proj
     seen: list[torch.Tensor] = []
 
@@ -255,7 +261,7 @@ def test_on_a_reader_the_heads_read_no_notes() -> None:
 def test_figures_of_measured_and_unmeasured_models() -> None:
     from matplotlib.figure import Figure
 
-    from kvprobe.probes.base import Panel
+    from kvprobe.figures.panel import Panel
 
     rows, probe = rows_of_a_random_model(), Heads()
     effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tiny_models import build, tiny
 
 from kvprobe.errors import ConfigError, UnsupportedError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.subject import Subject
 from kvprobe.models.vision import encode_image, normalised, patches
@@ -28,9 +29,8 @@ from kvprobe.organisms.picture_reader import (
     train_picture_reader,
 )
 from kvprobe.organisms.tokenizer import build_tokenizer
-from kvprobe.probes.base import Panel
-from kvprobe.probes.image_splice import ARMS, ImageSplice
-from kvprobe.report.image_splice import draw_image_splice
+from kvprobe.probes.composing.image_splice.figure import draw_image_splice
+from kvprobe.probes.composing.image_splice.probe import ARMS, ImageSplice
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.context import tokenize

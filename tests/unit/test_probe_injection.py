@@ -8,7 +8,7 @@ import torch
 from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_of_words
 
 from kvprobe.models.loader import load_subject
-from kvprobe.probes.injection import DIRECTIONS, Injection
+from kvprobe.probes.mechanism.injection.probe import DIRECTIONS, Injection
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.gate import apply_gate
 from kvprobe.stats import Effect, StatisticsConfig

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from worded_models import TOKENIZER, plain_logits, worded
 
+from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
-from kvprobe.probes.arms import make_arm, run_arm
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case
-from kvprobe.probes.k_sweep import COPY, REFERENCES, KSweep, monotone, smallest_within
-from kvprobe.report.k_sweep import draw_k_sweep
+from kvprobe.probes.editing.k_sweep.figure import draw_k_sweep
+from kvprobe.probes.editing.k_sweep.probe import COPY, REFERENCES, KSweep, monotone, smallest_within
+from kvprobe.probes.kit.edit_arms import make_arm, run_arm
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision

@@ -21,14 +21,20 @@ from worded_models import TOKENIZER, plain_logits, worded
 from kvprobe.composing.chunk import Header
 from kvprobe.edit.meter import Meter
 from kvprobe.errors import ConfigError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.micro import micro_subject
-from kvprobe.probes.arms import Arm
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case, worded_edit
-from kvprobe.probes.keystone import Keystone
-from kvprobe.probes.skill_edits import ComposedCase, RecompiledSkill, SkillLayout, composed_case, skill_span
-from kvprobe.report.keystone import draw_keystone, keystone_panel
+from kvprobe.probes.kit.edit_arms import Arm
+from kvprobe.probes.kit.edit_cases import edit_case, worded_edit
+from kvprobe.probes.system.keystone.figure import draw_keystone, keystone_panel
+from kvprobe.probes.system.keystone.probe import Keystone
+from kvprobe.probes.system.keystone.skill_edits import (
+    ComposedCase,
+    RecompiledSkill,
+    SkillLayout,
+    composed_case,
+    skill_span,
+)
 from kvprobe.report.reference import paper_value, paper_values
 from kvprobe.runs import load_config
 from kvprobe.stats import Effect, StatisticsConfig

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, worded
 
-from kvprobe.probes.knockout import Knockout, equal_mass, with_actions_exchanged
-from kvprobe.probes.knockout_effects import knockout_effects
+from kvprobe.probes.mechanism.knockout.effects import knockout_effects
+from kvprobe.probes.mechanism.knockout.probe import Knockout, equal_mass, with_actions_exchanged
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align

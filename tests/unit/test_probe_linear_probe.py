@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from patching_fakes import TOKENIZER, aligned, labelled, reader_of_words
 
 from kvprobe.errors import SampleError, UnsupportedError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.decoding import cross_predictions, prompt_splits, residuals
-from kvprobe.probes.landmarks import labels, place_positions, rule_cases
-from kvprobe.probes.linear_probe import LinearProbe, decision_residuals
-from kvprobe.probes.unedited import read_unedited
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.kit.decoding import cross_predictions, prompt_splits, residuals
+from kvprobe.probes.kit.prefilled_pair import prefill_pair
+from kvprobe.probes.kit.rule_positions import labels, place_positions, rule_cases
+from kvprobe.probes.mechanism.linear_probe.probe import LinearProbe, decision_residuals
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.context import tokenize
 from kvprobe.tasks.gated import with_erratum
@@ -182,7 +182,7 @@ def test_arms_are_the_prompts_they_stand_for(family: str) -> None:
     subject = reader_of_words(family)
     task = GatedDecision(size=1, seed=3)
     (pair,), (text,) = aligned(task), list(task.prompt_pairs())
-    unedited = read_unedited(subject, pair)
+    unedited = prefill_pair(subject, pair)
     arms = decision_residuals(subject, pair, unedited)
     said = pair.scenario.attributes
     amended = with_erratum(text.base, pair.scenario.wording, said["entity"], said["field"], said["new"])

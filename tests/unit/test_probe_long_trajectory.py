@@ -14,7 +14,7 @@ from worded_models import plain_logits, worded
 from kvprobe.agents.conversation import FIELD, RULE, Conversation, conversation_of
 from kvprobe.edit.base import CachedPrompt, make_method
 from kvprobe.engine.forward import forward
-from kvprobe.probes.long_trajectory import FLOOR, METHODS, Carried, LongTrajectory, Trajectories, slope
+from kvprobe.probes.system.long_trajectory.probe import FLOOR, METHODS, Carried, LongTrajectory, Trajectories, slope
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.context import Span

@@ -12,8 +12,8 @@ from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject
-from kvprobe.probes.field_states import BOTH, two_field_case
-from kvprobe.probes.multi_field import ARMS, FLIPS, MultiField
+from kvprobe.probes.editing.multi_field.probe import ARMS, FLIPS, MultiField
+from kvprobe.probes.kit.field_states import BOTH, two_field_case
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment

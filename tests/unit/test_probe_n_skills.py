@@ -15,8 +15,8 @@ from kvprobe.edit.meter import Meter
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.n_skills import ARMS, FLOOR, NSkills, _Workshop, alone, order_of
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.composing.n_skills.probe import ARMS, FLOOR, NSkills, _Workshop, alone, order_of
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, PromptPair, align

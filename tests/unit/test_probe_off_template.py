@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_patched_logits, worded
 
 from kvprobe.models.subject import Subject
-from kvprobe.probes.off_template import OffTemplate
+from kvprobe.probes.mechanism.off_template.probe import OffTemplate
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.base import TASKS

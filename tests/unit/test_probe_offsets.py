@@ -14,10 +14,10 @@ from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.composing.chunk import header_ids
 from kvprobe.errors import ConfigError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
-from kvprobe.probes.base import Panel
-from kvprobe.probes.offsets import ARMS, FLOOR, Offsets, filler_ids
-from kvprobe.report.offsets import draw_offsets
+from kvprobe.probes.composing.offsets.figure import draw_offsets
+from kvprobe.probes.composing.offsets.probe import ARMS, FLOOR, Offsets, filler_ids
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.field_position import FieldPosition

@@ -12,8 +12,8 @@ from test_probe_multi_field import EXACT, pairs_of
 from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.edit.meter import Meter
-from kvprobe.probes.field_states import BOTH, FIELDS, TwoFieldCase, two_field_case
-from kvprobe.probes.repeated_edit import ARMS, KINDS, RepeatedEdit, StackedErrata, chain_of
+from kvprobe.probes.editing.repeated_edit.probe import ARMS, KINDS, RepeatedEdit, StackedErrata, chain_of
+from kvprobe.probes.kit.field_states import BOTH, FIELDS, TwoFieldCase, two_field_case
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment

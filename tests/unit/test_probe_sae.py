@@ -21,14 +21,14 @@ from transformers import AutoModelForCausalLM
 from kvprobe.engine.components import ActivationEdit, add, components
 from kvprobe.engine.readout import Readout
 from kvprobe.errors import ConfigError, SampleError, StoreError, UnsupportedError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.loader import load_subject
-from kvprobe.probes import sae_training
-from kvprobe.probes.base import Panel
-from kvprobe.probes.sae import SparseAutoencoder
-from kvprobe.probes.sae_features import areas, choose_features, matched_units, placements
-from kvprobe.probes.sae_notes import Notes, clamp, with_error_term
-from kvprobe.probes.sae_site import training_pairs
-from kvprobe.probes.sae_training import (
+from kvprobe.probes.mechanism.sae import training as sae_training
+from kvprobe.probes.mechanism.sae.features import areas, choose_features, matched_units, placements
+from kvprobe.probes.mechanism.sae.notes import Notes, clamp, with_error_term
+from kvprobe.probes.mechanism.sae.probe import SparseAutoencoder
+from kvprobe.probes.mechanism.sae.site import training_pairs
+from kvprobe.probes.mechanism.sae.training import (
     SAESettings,
     fraction_unexplained,
     load_sae,
@@ -372,7 +372,7 @@ def test_summary_finds_what_was_put_in() -> None:
 
 
 def test_prompts_unlike_the_training_prompts_are_refused() -> None:
-    from kvprobe.probes.sae_site import Site
+    from kvprobe.probes.mechanism.sae.site import Site
 
     subject = load_subject(ORGANISM)
     pair = align(next(iter(GatedDecision(size=1).prompt_pairs())), subject.tokenizer)

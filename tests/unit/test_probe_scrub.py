@@ -18,9 +18,9 @@ from kvprobe.engine.operations import reposition
 from kvprobe.errors import SampleError
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.probes.decisions import patched_margins
-from kvprobe.probes.scrub import ARMS, Scrub, hypotheses
-from kvprobe.probes.scrubbing import DonorSampler, Node, Prompt, conclusion, moved, nothing, scrub
+from kvprobe.probes.kit.decisions import patched_margins
+from kvprobe.probes.mechanism.scrub.probe import ARMS, Scrub, hypotheses
+from kvprobe.probes.mechanism.scrub.scrubbing import DonorSampler, Node, Prompt, conclusion, moved, nothing, scrub
 from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.shared_actions import SharedActions

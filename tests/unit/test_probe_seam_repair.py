@@ -14,11 +14,11 @@ from worded_models import TOKENIZER, plain_logits, worded
 
 from kvprobe.composing.chunk import Header, header_ids
 from kvprobe.errors import ConfigError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
-from kvprobe.probes.base import Panel
-from kvprobe.probes.seam_repair import FULL, HEADERS, REPAIRED, SeamRepair
+from kvprobe.probes.composing.seam_repair.figure import draw_seam_repair
+from kvprobe.probes.composing.seam_repair.probe import FULL, HEADERS, REPAIRED, SeamRepair
 from kvprobe.report.reference import paper_values
-from kvprobe.report.seam_repair import draw_seam_repair
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.field_position import FieldPosition
 from kvprobe.tasks.pairs import Pair, align

@@ -15,12 +15,10 @@ from worded_models import TOKENIZER, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import SampleError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
-from kvprobe.probes.arms import make_arm, run_arm
-from kvprobe.probes.base import Panel
-from kvprobe.probes.edit_arms import edit_case
-from kvprobe.probes.ranking import SinglePositions
-from kvprobe.probes.selection_criterion import (
+from kvprobe.probes.editing.selection_criterion.figure import draw_selection_criterion
+from kvprobe.probes.editing.selection_criterion.probe import (
     BLIND,
     PROFILES,
     RANDOM,
@@ -29,9 +27,11 @@ from kvprobe.probes.selection_criterion import (
     kv_change,
     same_field_orders,
 )
-from kvprobe.probes.slots import slots
+from kvprobe.probes.kit.aligned_positions import slots
+from kvprobe.probes.kit.edit_arms import make_arm, run_arm
+from kvprobe.probes.kit.edit_cases import edit_case
+from kvprobe.probes.kit.ranking import SinglePositions
 from kvprobe.report.reference import paper_values
-from kvprobe.report.selection_criterion import draw_selection_criterion
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
@@ -109,7 +109,7 @@ def test_a_profile_of_the_same_field_is_made_by_other_pairs_of_it(loudest: int, 
 
 def test_a_profile_does_not_read_its_own_skeleton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a pair's own positions do, its profile stays, and its in-sample order does not."""
-    from kvprobe.probes import selection_criterion
+    from kvprobe.probes.editing.selection_criterion import probe as selection_criterion
 
     subject, pairs = worded("qwen3"), pairs_of(3)
     seen: list[list[dict[str, list[int]]]] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from worded_models import TOKENIZER
 
-from kvprobe.probes.depth import layer_bands, layer_thirds
-from kvprobe.probes.slots import Slot, is_delimiter, ranked, slot_scores, slots
+from kvprobe.probes.kit.aligned_positions import Slot, is_delimiter, ranked, slot_scores, slots
+from kvprobe.probes.kit.depth import layer_bands, layer_thirds
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_of_words
 
-from kvprobe.probes.ranking import SinglePositions, held_out_orders, in_sample_order, matched_sets, random_sets
-from kvprobe.probes.slots import slots
-from kvprobe.probes.specificity import Specificity
+from kvprobe.probes.kit.aligned_positions import slots
+from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order, matched_sets, random_sets
+from kvprobe.probes.mechanism.specificity.probe import Specificity
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
 
-from kvprobe.probes.concentration_effects import position_shares
-from kvprobe.probes.suffix_concentration import SuffixConcentration
+from kvprobe.probes.mechanism.suffix_concentration.effects import position_shares
+from kvprobe.probes.mechanism.suffix_concentration.probe import SuffixConcentration
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from patching_fakes import aligned, labelled, reader_of_words
 
-from kvprobe.probes.base import Panel
-from kvprobe.probes.decoding import residuals
-from kvprobe.probes.lenses import lens_margins, through, tuned_lens
-from kvprobe.probes.timing import PLACES, Timing, crossing
-from kvprobe.report.figures import styled
+from kvprobe.figures.legacy.figures import styled
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.kit.decoding import residuals
+from kvprobe.probes.mechanism.timing.lenses import lens_margins, through, tuned_lens
+from kvprobe.probes.mechanism.timing.probe import PLACES, Timing, crossing
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from worded_models import worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.tool_calls import REFERENCE, REMOVED, WRONG, ToolCallsProbe
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.composing.tool_calls.probe import REFERENCE, REMOVED, WRONG, ToolCallsProbe
 from kvprobe.runs.config import load_config
 from kvprobe.runs.results import Status
 from kvprobe.runs.runner import run_experiment

@@ -18,13 +18,13 @@ from kvprobe.composing.chunk import header_ids, precompile
 from kvprobe.composing.prompts import composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.probes.base import Panel
-from kvprobe.probes.fidelity import decide_behind, fidelity_effects
-from kvprobe.probes.transplant import CEILING, CONDITIONS, FLOORS, Transplant, condition_of
+from kvprobe.probes.composing.transplant.figure import draw_transplant
+from kvprobe.probes.composing.transplant.probe import CEILING, CONDITIONS, FLOORS, Transplant, condition_of
+from kvprobe.probes.kit.fidelity import decide_behind, fidelity_effects
 from kvprobe.report.reference import paper_values
-from kvprobe.report.transplant import draw_transplant
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.field_position import FieldPosition
 from kvprobe.tasks.lookup import Lookup

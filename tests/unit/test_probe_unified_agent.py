@@ -13,8 +13,8 @@ from worded_models import plain_logits, worded
 
 from kvprobe.agents.conversation import FIELD, RULE
 from kvprobe.errors import ConfigError
-from kvprobe.probes.agent_cases import CELLS, agent_case, auto_cases
-from kvprobe.probes.unified_agent import BASELINES, UnifiedAgent
+from kvprobe.probes.kit.agent_cases import CELLS, agent_case, auto_cases
+from kvprobe.probes.system.unified_agent.probe import BASELINES, UnifiedAgent
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision

@@ -17,19 +17,19 @@ from kvprobe.baselines.base import Background
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError, SampleError
+from kvprobe.figures.panel import Panel
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.probes.base import Panel
-from kvprobe.probes.concurrent_requests import (
+from kvprobe.probes.editing.weight_editing.arms import cache_rows
+from kvprobe.probes.editing.weight_editing.concurrent_requests import (
     OTHER_WORDING,
     OWN_PREFIX,
     SHARED_PREFIX,
     concurrent_requests,
     with_segments,
 )
-from kvprobe.probes.weight_editing import WeightEditingProbe
-from kvprobe.probes.weight_editing_arms import cache_rows
+from kvprobe.probes.editing.weight_editing.probe import WeightEditingProbe
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision

@@ -17,8 +17,8 @@ from kvprobe.errors import ConfigError
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.probes.chains import finish_chains
-from kvprobe.probes.wording import CONTEXTS, CONTRASTS, WordingProbe
+from kvprobe.probes.kit.chains import finish_chains
+from kvprobe.probes.mechanism.wording.probe import CONTEXTS, CONTRASTS, WordingProbe
 from kvprobe.report.reference import paper_values
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment

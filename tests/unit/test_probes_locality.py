@@ -12,7 +12,7 @@ from tiny_models import CONFIGS, FAMILIES, tiny, tokens
 
 from kvprobe.errors import ConfigError, UnknownNameError
 from kvprobe.probes.base import PROBES
-from kvprobe.probes.locality import INTERVENTIONS, Locality
+from kvprobe.probes.mechanism.locality.probe import INTERVENTIONS, Locality
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.preparation import make_probe
 from kvprobe.stats import Effect, StatisticsConfig

@@ -11,9 +11,9 @@ from PIL import Image
 from report_fakes import panel
 
 from kvprobe.errors import StoreError
-from kvprobe.probes.base import Panel
-from kvprobe.probes.locality import Locality
-from kvprobe.report.figures import COLORS, save_figure
+from kvprobe.figures.legacy.figures import COLORS, save_figure
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.mechanism.locality.probe import Locality
 
 
 def texts(figure) -> str:  # type: ignore[no-untyped-def]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvprobe.probes.base import PaperEntry
-from kvprobe.probes.locality import Locality
+from kvprobe.figures.panel import PaperEntry
+from kvprobe.probes.mechanism.locality.probe import Locality
 from kvprobe.report.reference import paper_model, paper_value, paper_values
 from kvprobe.runs import load_config
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from kvprobe.cli import look
 from kvprobe.cli.app import app
 from kvprobe.errors import StoreError
-from kvprobe.probes.base import Panel
-from kvprobe.report.models import draw_by_model, model_color
+from kvprobe.figures.legacy.models import draw_by_model, model_color
+from kvprobe.figures.panel import Panel
 from kvprobe.report.section import Reports, draw_section, letters, write_section
 from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
 from kvprobe.runs import RunResult, SectionResult, provenance

@@ -12,13 +12,13 @@ import pandas as pd
 
 from kvprobe.errors import KvprobeError
 from kvprobe.html.page.views import regions_of, views_of
-from kvprobe.probes.base import PROBES
-from kvprobe.report.models import color_of
+from kvprobe.figures.by_model import color_of
 from kvprobe.report.reference import paper_model, paper_values
 from kvprobe.report.section_tables import p_text
 from kvprobe.report.tables import interval, number, short
 from kvprobe.runs.claims import Verdict
 from kvprobe.runs.explain import NamedRows, command_of, rows_that_count
+from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.results import CONFIG, RunResult
 from kvprobe.stats import Effect
 
@@ -143,7 +143,7 @@ def _paper_of(result: RunResult, verdicts: Sequence[Verdict], problems: list[str
     """The paper's values by model and effect: those of the claims, else those its tables give for the probe."""
     found: dict[tuple[str, str], float] = {}
     try:
-        entries = PROBES.get(result.config.probe).paper
+        entries = make_probe(result.config).read_by().paper
     except KvprobeError as error:
         problems.append(f"{error} The paper's values are those of the claims alone.")
         entries = {}

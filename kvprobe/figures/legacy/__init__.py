@@ -1,0 +1,1 @@
+"""Pieces of figures that are no specs yet; goes with the last of them."""

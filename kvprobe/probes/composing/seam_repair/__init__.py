@@ -1,0 +1,1 @@
+"""Probe `seam_repair`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

@@ -1,0 +1,1 @@
+"""Probe `transplant`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

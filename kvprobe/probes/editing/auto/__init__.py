@@ -1,0 +1,1 @@
+"""Probe `auto`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

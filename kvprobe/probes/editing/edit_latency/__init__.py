@@ -1,0 +1,1 @@
+"""Probe `edit_latency`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

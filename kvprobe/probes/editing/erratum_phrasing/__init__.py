@@ -1,0 +1,1 @@
+"""Probe `erratum_phrasing`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

@@ -1,0 +1,1 @@
+"""Probe `erratum_security`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

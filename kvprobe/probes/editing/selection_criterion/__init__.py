@@ -1,0 +1,1 @@
+"""Probe `selection_criterion`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

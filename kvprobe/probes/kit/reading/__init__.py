@@ -1,0 +1,1 @@
+"""What several probes' readings share; no part of a cell's hash."""

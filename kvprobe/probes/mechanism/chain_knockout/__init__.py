@@ -1,0 +1,1 @@
+"""Probe `chain_knockout`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

@@ -1,0 +1,1 @@
+"""Probe `scrub`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""

@@ -1,0 +1,1 @@
+"""Editing and composing together: section 6 of the paper."""
