@@ -18,9 +18,9 @@ from benchmarks.settings import Settings
 from benchmarks.sweeps import SWEEPS
 from benchmarks.tables import markdown
 from kvprobe.errors import StoreError
+from kvprobe.figures.legacy.figures import save_figure
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.figures.legacy.figures import save_figure
 from kvprobe.runs.store import write_atomically
 
 STEM = "bench"

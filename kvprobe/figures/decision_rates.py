@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvprobe.figures.style import COLORS
 from kvprobe.figures.legacy.models import draw_by_model
 from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from kvprobe.edit.readings import Cost, Decision, Seam
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward
 from kvprobe.engine.receipt import Receipt
-from kvprobe.html.templating import render
 from kvprobe.figures.style import COLORS
+from kvprobe.html.templating import render
 
 _TOKENS = {
     "tokens_reused": ("reused", COLORS["grey"]),

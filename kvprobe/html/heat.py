@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvprobe.errors import ConfigError
-from kvprobe.html.tokens import Token, tokens_of
 from kvprobe.figures.style import COLORS
+from kvprobe.html.tokens import Token, tokens_of
 from kvprobe.tasks.context import TokenizedContext
 
 if TYPE_CHECKING:

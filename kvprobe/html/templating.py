@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from kvprobe.auditing.result import brief
 from kvprobe.auditing.verdict import fixed
-from kvprobe.html.style import STRONGEST, tint
 from kvprobe.figures.style import COLORS
+from kvprobe.html.style import STRONGEST, tint
 from kvprobe.report.tables import number, short
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from kvprobe.edit.context import EditableContext
 from kvprobe.edit.erratum import erratum_name
 from kvprobe.errors import ConfigError
+from kvprobe.figures.style import COLORS
 from kvprobe.html.style import signed_tint, tint
 from kvprobe.html.templating import Html, render
-from kvprobe.figures.style import COLORS
 from kvprobe.report.tables import number
 from kvprobe.tasks.context import Span, TokenizedContext, decoded_texts
 from kvprobe.tasks.pairs import Pair

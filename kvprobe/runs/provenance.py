@@ -24,23 +24,10 @@ CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
 _WITHOUT_INFLUENCE = (
-<<<<<<< HEAD
-    "cli/",
-    "report/",
-    "html/",
-    "viewing.py",
-    "stats/",
-    "organisms/",
-    "models/configs/",
-    "auditing/",
-    "doctor.py",
-)
-=======
-    *("cli/", "report/", "display/", "html/", "figures/", "stats/", "organisms/", "models/configs/", "audit/"),
-    *("doctor.py", "__init__.py", "__main__.py"),
+    *("cli/", "report/", "html/", "figures/", "stats/", "organisms/", "models/configs/", "auditing/"),
+    *("viewing.py", "doctor.py", "__init__.py", "__main__.py"),
 )
 _PROBES, _SHARED = "probes/", ("probes/base.py", "probes/kit/")
->>>>>>> 0e3b92d (A folder a probe, by what is studied; measuring apart from reading; locality as the first; released runs are read again by a script)
 _SOURCES = {".py", ".yaml", ".yml"}
 
 

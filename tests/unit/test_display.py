@@ -27,7 +27,7 @@ from kvprobe.organisms.tokenizer import build_tokenizer
 from kvprobe.runs.claims import Claim, Outcome, judge, not_applicable
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.results import ModelResult, RunResult, Status
-from kvprobe.stats import Effect
+from kvprobe.stats import Effect, Label
 from kvprobe.tasks.context import Context, TokenizedContext, decoded_texts, tokenize
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import align
@@ -207,7 +207,7 @@ def test_a_receipts_bar_is_whole() -> None:
 
 def _effect(name: str = "field.recovery", low: float = 0.1, high: float = 0.4, **other: Any) -> Effect:
     inside = min(max(0.25, low), high)
-    return Effect(name, **{"estimate": inside, "low": low, "high": high, "n": 12, "clusters": 6, **other})
+    return Effect(Label.of(name), **{"estimate": inside, "low": low, "high": high, "n": 12, "clusters": 6, **other})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kvprobe.probes.editing.k_sweep.probe import COPY, REFERENCES, KSweep, monot
 from kvprobe.probes.kit.edit_arms import make_arm, run_arm
 from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.stats import Effect, Label, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 
@@ -138,9 +138,9 @@ def test_few_skeletons_that_all_agree_prove_no_equivalence() -> None:
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1)), min_size=1, max_size=6))
 def test_the_interval_of_k_star_holds_it(points: list[tuple[float, float]]) -> None:
     differences = [
-        Effect(f"d{k}", value, value - half, value + half, n=10, clusters=10) for k, (value, half) in enumerate(points)
+        Effect(Label.of(f"d{k}"), value, value - half, value + half, n=10, clusters=10) for k, (value, half) in enumerate(points)
     ]
-    everything = Effect("all", 50.0, 40.0, 60.0, n=10, clusters=10)
+    everything = Effect(Label.of("all"), 50.0, 40.0, 60.0, n=10, clusters=10)
     star = smallest_within("k", range(len(points)), differences, -0.1, everything)
     enough = [k for k, (value, half) in enumerate(points) if value - half >= -0.1]
     assert star.high == (enough[0] if enough else 50.0)

@@ -23,7 +23,7 @@ from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
 from kvprobe.runs import RunResult, SectionResult, provenance
 from kvprobe.runs.explain import explain
 from kvprobe.runs.processes import Failure
-from kvprobe.stats import Effect
+from kvprobe.stats import Effect, Label
 
 assert look
 
@@ -134,7 +134,7 @@ def test_letters_go_on_after_z() -> None:
 def test_a_model_keeps_its_colour_where_another_is_missing() -> None:
     from matplotlib.figure import Figure
 
-    effect = Effect("x.recovery", 0.5, float("-inf"), float("inf"), 9, 9)
+    effect = Effect(Label.of("x.recovery"), 0.5, float("-inf"), float("inf"), 9, 9)
     panels = [
         Panel("first", {"x.recovery": effect}),
         Panel("second", {"x.recovery": effect}, paper={"x.recovery": 0.4}),

@@ -21,7 +21,7 @@ from kvprobe.report.tables import (
 from kvprobe.report.write import write_index, write_report
 from kvprobe.runs import RunResult
 from kvprobe.runs.explain import explain
-from kvprobe.stats import Effect
+from kvprobe.stats import Effect, Label
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_numbers(value: float, text: str) -> None:
 
 
 def test_an_exact_value_has_no_interval_and_a_range_says_so() -> None:
-    effect = Effect("x", 0.5, 0.25, 0.75, 4, 2, method="range")
+    effect = Effect(Label.of("x"), 0.5, 0.25, 0.75, 4, 2, method="range")
     assert interval(effect) == "0.500 range [0.250, 0.750]"
-    assert interval(Effect("x", 0.0, 0.0, 0.0, 4, 2, method="exact")) == "0 exactly"
+    assert interval(Effect(Label.of("x"), 0.0, 0.0, 0.0, 4, 2, method="exact")) == "0 exactly"
 
 
 def test_every_claim_and_model_has_a_verdict(result: RunResult) -> None:

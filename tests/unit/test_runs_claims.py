@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvprobe.errors import ConfigError
 from kvprobe.runs.claims import Claim, Outcome, Verdict, adjust, judge, not_applicable, parse_statement
-from kvprobe.stats import Effect
+from kvprobe.stats import Effect, Label
 
 numbers = st.floats(-5, 5, allow_nan=False)
 
@@ -157,5 +157,5 @@ def test_records_round_trip() -> None:
 
 @pytest.mark.parametrize(("p", "outcome"), [(0.01, Outcome.REPRODUCED), (0.6, Outcome.INCONCLUSIVE)])
 def test_a_test_that_does_not_reject_contradicts_nothing(p: float, outcome: Outcome) -> None:
-    effect = Effect("x.p", p, p, p, n=3, clusters=3, excluded=0, unit="p", method="exact", confidence=0.95)
+    effect = Effect(Label.of("x.p"), p, p, p, n=3, clusters=3, excluded=0, unit="p", method="exact", confidence=0.95)
     assert judge(Claim(id="c", statement="x.p < 0.05"), "m", [effect]).outcome is outcome

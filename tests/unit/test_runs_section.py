@@ -29,7 +29,7 @@ from kvprobe.runs.claims import Claim, Outcome, adjust, judge
 from kvprobe.runs.results import Status
 from kvprobe.runs.section import in_order, section_name, sections_of
 from kvprobe.runs.subjects import SubjectCache
-from kvprobe.stats import Effect, proportion
+from kvprobe.stats import Effect, Label, proportion
 from kvprobe.stats.comparisons import adjust_holm
 
 
@@ -254,7 +254,7 @@ def test_order_and_names_of_sections() -> None:
 def effect(p_distance: float) -> Effect:
     extra = {"standard_error": 1.0, "degrees_of_freedom": 50.0}
     low, high = p_distance - 2.0086, p_distance + 2.0086
-    return Effect("x.y", p_distance, low, high, 51, 51, extra=extra)
+    return Effect(Label.of("x.y"), p_distance, low, high, 51, 51, extra=extra)
 
 
 def test_the_registry_adjusts_headlines_over_all_experiments(tmp_path: Path) -> None:

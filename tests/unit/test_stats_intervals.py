@@ -272,8 +272,8 @@ def test_mismatches_are_refused() -> None:
 
 def test_an_effect_is_a_number_inside_its_interval() -> None:
     with pytest.raises(ValueError, match="lies outside"):
-        Effect("x", 2.0, 0.0, 1.0, 3, 3)
+        Effect(Label.of("x"), 2.0, 0.0, 1.0, 3, 3)
     with pytest.raises(ValueError, match="not a number"):
-        Effect("x", math.nan, 0.0, 1.0, 3, 3)
-    shown = str(Effect("x", 0.5, 0.0, 1.0, 3, 3, excluded=2, unit="logits"))
+        Effect(Label.of("x"), math.nan, 0.0, 1.0, 3, 3)
+    shown = str(Effect(Label.of("x"), 0.5, 0.0, 1.0, 3, 3, excluded=2, unit="logits"))
     assert shown == "0.500 logits [0.000, 1.000], n = 3, 3 clusters, 2 excluded"

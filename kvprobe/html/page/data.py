@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from kvprobe.errors import KvprobeError
-from kvprobe.html.page.views import regions_of, views_of
 from kvprobe.figures.by_model import color_of
+from kvprobe.html.page.views import regions_of, views_of
 from kvprobe.report.reference import paper_model, paper_values
 from kvprobe.report.section_tables import p_text
 from kvprobe.report.tables import interval, number, short
