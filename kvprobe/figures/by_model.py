@@ -78,6 +78,7 @@ class EffectsByModel:
         limits: intervals are drawn no further than this.
         ylim: ends of the axis, where they are fixed.
         label_size: of the labels on the axis, in points.
+        slanted: whether the labels are slanted, for many or long ones.
     """
 
     effects: Mapping[str, str]
@@ -87,11 +88,16 @@ class EffectsByModel:
     limits: tuple[float, float] = (-0.5, 1.5)
     ylim: tuple[float, float] | None = None
     label_size: float | None = None
+    slanted: bool = False
 
     def draw(self, axes: Axes, panels: Sequence[Panel]) -> None:
         """Draw all models into one axes."""
         levels(axes, *self.levels)
         draw_by_model(axes, panels, self.effects, self.limits)
+        if self.slanted:
+            places, labels = range(len(self.effects)), list(self.effects.values())
+            axes.set_xticks(places, labels, rotation=40, ha="right", rotation_mode="anchor")
+            axes.set_xlim(-0.6, len(self.effects) - 0.4)
         if self.ylim:
             axes.set_ylim(*self.ylim)
         if self.label_size:

@@ -61,7 +61,7 @@ class FigureSpec:
         parts: its rows.
         main: its axes in the section's figure; `None` for none.
         key: legend handles, where they are not those of the parts.
-        key_columns: of the legend.
+        key_columns: of the legend; the narrow figure of a single model has two at most.
     """
 
     title: str
@@ -83,7 +83,8 @@ def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
         figure.suptitle(spec.title, fontsize=11)
         if any(panel.effects for panel in panels):
             handles = spec.key(panels) if spec.key else _handles(spec, panels)
-            figure.legend(handles=handles, loc="outside lower center", ncols=spec.key_columns)
+            columns = spec.key_columns if len(panels) > 1 else min(2, spec.key_columns)
+            figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
 
 
