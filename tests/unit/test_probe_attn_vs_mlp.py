@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from patching_fakes import aligned, labelled, reader_of_words
+from worded_models import aligned, labelled, worded
 
 from kvprobe.engine.components import components
 from kvprobe.engine.forward import prefill
@@ -48,7 +48,7 @@ def change_at(subject: Subject, pair: Pair, position: int) -> Change:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_parts_are_the_whole(family: str) -> None:
-    subject, pair = reader_of_words(family), pairs()[0]
+    subject, pair = worded(family, torch.float32), pairs()[0]
     for position in (pair.field.end - 1, pair.field.end + 2, pair.decision_position):
         change = change_at(subject, pair, position)
         assert change.error < 1e-5
@@ -62,7 +62,7 @@ def test_the_parts_are_the_whole(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_changes_before_the_field_or_between_equal_prompts(family: str) -> None:
-    subject, pair = reader_of_words(family), pairs()[0]
+    subject, pair = worded(family, torch.float32), pairs()[0]
     for one, position in ((pair, pair.field.start - 1), (replace(pair, donor=pair.base), pair.decision_position)):
         change = change_at(subject, one, position)
         assert float(change.stream.abs().max()) == 0.0
@@ -70,7 +70,7 @@ def test_nothing_changes_before_the_field_or_between_equal_prompts(family: str) 
 
 
 def test_a_sum_that_misses_the_whole_is_refused() -> None:
-    subject, pair = reader_of_words("gemma2"), pairs()[0]
+    subject, pair = worded("gemma2", torch.float32), pairs()[0]
     base, donor = parts_of(subject, pair, pair.decision_position)
     wrong = replace(donor, mlp=donor.mlp + 0.01)
     with pytest.raises(NumericsError, match="neither attention nor MLP"):
@@ -85,7 +85,7 @@ def test_a_sum_that_misses_the_whole_is_refused() -> None:
     [("llama", ("self_attn", "mlp")), ("gemma2", ("post_attention_layernorm", "post_feedforward_layernorm"))],
 )
 def test_a_share_agrees_with_plain_hugging_face_in_float64(family: str, writers: tuple[str, str]) -> None:
-    subject, pair = reader_of_words(family, torch.float64), pairs()[1]
+    subject, pair = worded(family), pairs()[1]
     added: dict[tuple[int, str, int], torch.Tensor] = {}
     final: list[torch.Tensor] = []
     for number, prompt in enumerate((pair.base, pair.donor)):
@@ -134,7 +134,7 @@ def effects_of(subject: Subject) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def test_shares_add_up() -> None:
-    rows, effects = effects_of(reader_of_words("gemma2"))
+    rows, effects = effects_of(worded("gemma2", torch.float32))
     assert not rows[["pair", "m_base", "m_donor", "noise_floor", "error"]].isna().any().any()
     for place, last in (("note", 2), ("decision", 3)):
         written = [
@@ -172,7 +172,7 @@ def test_figures_of_measured_and_unmeasured_models() -> None:
 
     from kvprobe.figures.panel import Panel
 
-    rows, effects = effects_of(reader_of_words("llama"))
+    rows, effects = effects_of(worded("llama", torch.float32))
     panels = [Panel("tiny", effects, rows, {"note.attention_share_1": 0.6}, "Llama-3.1-8B"), Panel("none", note="gate")]
     figure = AttnVsMlp().plot(panels)
     figure.draw_without_rendering()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patching_fakes import aligned, labelled, reader_of_words
+from worded_models import aligned, labelled, worded
 
 from kvprobe.errors import UnsupportedError
 from kvprobe.figures.panel import Panel
@@ -41,7 +41,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def read(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Pair, CaseStates]:
     (pair,) = aligned(GatedDecision(size=1, seed=seed))
-    return pair, read_case_states(reader_of_words(family, dtype), pair, KINDS)
+    return pair, read_case_states(worded(family, dtype), pair, KINDS)
 
 
 @given(seed=st.integers(0, 999))
@@ -77,7 +77,7 @@ def test_a_planted_direction_is_found(seed: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_identities(family: str) -> None:
-    subject = reader_of_words(family)
+    subject = worded(family, torch.float32)
     pair, states = read(family)
     top = subject.layers - 1
     nothing = np.zeros_like(states.difference(0))
@@ -94,7 +94,7 @@ def test_identities(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_search_changes_what_the_probe_changes(family: str) -> None:
     """Margins of a padded batch with a trainable direction are those of single prompts through TransformerLens."""
-    subject, layer = reader_of_words(family), 1
+    subject, layer = worded(family, torch.float32), 1
     directions = unit(normal(3, len(KINDS), subject.config.hidden_size))
     batch, margins = [], []
     for seed in range(3):
@@ -112,7 +112,7 @@ def test_the_search_changes_what_the_probe_changes(family: str) -> None:
 
 
 def test_the_search_lowers_its_loss_and_leaves_the_model_alone() -> None:
-    subject, layer = reader_of_words("qwen3"), 1
+    subject, layer = worded("qwen3", torch.float32), 1
     batch = [
         example for seed in range(4) for example in read("qwen3", seed)[1].interchanges(read("qwen3", seed)[0], layer)
     ]
@@ -133,7 +133,7 @@ def test_the_search_lowers_its_loss_and_leaves_the_model_alone() -> None:
 
 
 def test_exchanging_everything_is_what_a_plain_hugging_face_script_does() -> None:
-    subject, layer = reader_of_words("llama", torch.float64), 1
+    subject, layer = worded("llama"), 1
     pair, states = read("llama", 2, torch.float64)
     ours = edited_readings(subject, pair, pair.base, states, [(layer, states.difference(layer))])[0].margin
     policy = pair.base.spans["policy"]
@@ -166,15 +166,15 @@ def test_exchanging_everything_is_what_a_plain_hugging_face_script_does() -> Non
 def test_a_case_without_a_value_is_refused() -> None:
     (pair,) = aligned(GatedDecision(size=1, rules=("trigger",)))
     with pytest.raises(UnsupportedError, match="names no value"):
-        read_case_states(reader_of_words("qwen3"), pair, KINDS)
-    assert read_case_states(reader_of_words("qwen3"), pair, ("action", "end")).states.shape[1:3] == (2, 2)
+        read_case_states(worded("qwen3", torch.float32), pair, KINDS)
+    assert read_case_states(worded("qwen3", torch.float32), pair, ("action", "end")).states.shape[1:3] == (2, 2)
 
 
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
     pairs = aligned(GatedDecision(size=9))
     probe = Direction(Direction.Parameters(folds=3, random_draws=2, search_steps=3))
-    return labelled(probe.measure(reader_of_words("qwen3"), pairs, lambda done, total: None), pairs)
+    return labelled(probe.measure(worded("qwen3", torch.float32), pairs, lambda done, total: None), pairs)
 
 
 def test_controls_are_as_long_as_the_step_they_control(rows: pd.DataFrame) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_of_words
+from worded_models import aligned, answers_of, labelled, plain_margin, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.models.loader import load_subject
@@ -20,7 +20,7 @@ PAIRS = aligned(Polarity(size=3))
 
 
 def measured(subject_dtype: torch.dtype = torch.float32, pairs: list[Pair] = PAIRS) -> pd.DataFrame:
-    rows = Dissociation().measure(reader_of_words(dtype=subject_dtype), pairs, lambda done, total: None)
+    rows = Dissociation().measure(worded(dtype=subject_dtype), pairs, lambda done, total: None)
     return labelled(rows, pairs)
 
 
@@ -36,7 +36,7 @@ def test_everything_from_the_donor_is_the_donor() -> None:
 
 
 def test_notes_and_the_plain_script_agree_in_float64() -> None:
-    pair, model = PAIRS[0], reader_of_words(dtype=torch.float64).model
+    pair, model = PAIRS[0], worded().model
     table = margins(measured(torch.float64, [pair])).loc[0]
     notes = list(pair.downstream.positions)
     for name, source in (
@@ -51,7 +51,7 @@ def test_notes_and_the_plain_script_agree_in_float64() -> None:
 def test_pairs_without_the_square_are_refused() -> None:
     bare = replace(PAIRS[0], variants={})
     with pytest.raises(ConfigError, match="use task polarity"):
-        Dissociation().measure(reader_of_words(), [bare], lambda done, total: None)
+        Dissociation().measure(worded(dtype=torch.float32), [bare], lambda done, total: None)
 
 
 def made_rows(recovery: dict[str, float], wrong: int = 0) -> pd.DataFrame:

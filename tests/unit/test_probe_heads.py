@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patching_fakes import aligned, answers_of, labelled, reader_of_words
+from worded_models import aligned, answers_of, labelled, worded
 
 from kvprobe.engine.components import components
 from kvprobe.engine.interventions import KVPatch
@@ -52,18 +52,18 @@ def pairs(size: int = 6) -> list[Pair]:
 
 @cache
 def unedited(family: str, number: int = 0) -> PrefilledPair:
-    return prefill_pair(reader_of_words(family), pairs()[number])
+    return prefill_pair(worded(family, torch.float32), pairs()[number])
 
 
 def patched_margin(family: str, patch: KVPatch) -> float:
     pair = pairs()[0]
-    logits = run_patches(reader_of_words(family), pair.base.token_ids, unedited(family).stale, [patch])[0]
+    logits = run_patches(worded(family, torch.float32), pair.base.token_ids, unedited(family).stale, [patch])[0]
     return float(margin_of(pair)(logits))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_heads_together_are_the_donor_and_the_notes_are_a_cache_patch(family: str) -> None:
-    subject, pair, decided = reader_of_words(family), pairs()[0], unedited(family)
+    subject, pair, decided = worded(family, torch.float32), pairs()[0], unedited(family)
     made, gap = components(subject), decided.donor.margin - decided.base.margin
     reading = read_heads(subject, made, pair, decided)
     every = all_heads(reading.base)
@@ -85,7 +85,7 @@ def test_all_heads_together_are_the_donor_and_the_notes_are_a_cache_patch(family
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_alone_reads_the_notes_as_its_layer_does(family: str) -> None:
-    subject, pair, decided = reader_of_words(family), pairs()[0], unedited(family)
+    subject, pair, decided = worded(family, torch.float32), pairs()[0], unedited(family)
     made, last = components(subject), subject.layers - 1
     reading = read_heads(subject, made, pair, decided)
     # In the last layer all heads reading the notes are a patch of the notes in that layer alone.
@@ -101,7 +101,7 @@ def test_a_head_alone_reads_the_notes_as_its_layer_does(family: str) -> None:
 
 
 def test_the_first_order_estimate_is_the_effect_of_a_small_change() -> None:
-    subject, pair, decided = reader_of_words("qwen3"), pairs()[0], unedited("qwen3")
+    subject, pair, decided = worded("qwen3", torch.float32), pairs()[0], unedited("qwen3")
     made = components(subject)
     reading = read_heads(subject, made, pair, decided)
     # Large against rounding, small against the curvature.
@@ -113,7 +113,7 @@ def test_the_first_order_estimate_is_the_effect_of_a_small_change() -> None:
 
 
 def test_one_read_head_agrees_with_plain_hugging_face_in_float64() -> None:
-    subject, pair = reader_of_words("qwen3", torch.float64), pairs()[1]
+    subject, pair = worded("qwen3"), pairs()[1]
     layer, head, width = 1, 2, 8
     reading = read_heads(subject, components(subject), pair, prefill_pair(subject, pair))
     projection = subject.model.model.layers[layer].self_attn.o_proj
@@ -179,7 +179,7 @@ def measured(subject: Any, some: list[Pair], **parameters: Any) -> pd.DataFrame:
 
 @cache
 def rows_of_a_random_model() -> pd.DataFrame:
-    return measured(reader_of_words("gemma2"), pairs(), sizes=(1, 3, 12), control_size=3, draws=5)
+    return measured(worded("gemma2", torch.float32), pairs(), sizes=(1, 3, 12), control_size=3, draws=5)
 
 
 def test_rows_and_effects_of_a_random_model() -> None:
@@ -198,7 +198,7 @@ def test_rows_and_effects_of_a_random_model() -> None:
 
 def test_batch_size_changes_nothing() -> None:
     rows, again = (
-        measured(reader_of_words("llama"), pairs()[:3], sizes=(1, 3), control_size=3, draws=2, batch_size=size)
+        measured(worded("llama", torch.float32), pairs()[:3], sizes=(1, 3), control_size=3, draws=2, batch_size=size)
         for size in (None, 7)
     )
     assert (rows["margin"] - again["margin"]).abs().max() < 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import torch
-from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_of_words
+from worded_models import aligned, answers_of, labelled, plain_margin, worded
 
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.mechanism.injection.probe import DIRECTIONS, Injection
@@ -19,13 +19,13 @@ SMALL = Injection.Parameters(sizes=(1, 4), random_draws=2, folds=2)
 
 
 def measured(dtype: torch.dtype = torch.float32) -> pd.DataFrame:
-    rows = Injection(SMALL).measure(reader_of_words(dtype=dtype), PAIRS, lambda done, total: None)
+    rows = Injection(SMALL).measure(worded(dtype=dtype), PAIRS, lambda done, total: None)
     return labelled(rows, PAIRS)
 
 
 def test_both_directions_agree_with_the_plain_script_in_float64() -> None:
     rows = measured(torch.float64)
-    model = reader_of_words(dtype=torch.float64).model
+    model = worded().model
     whole = rows[(rows["intervention"] == "all_notes") & (rows["pair"] == 1)].set_index("direction")
     for direction, way in zip(DIRECTIONS, (PAIRS[1], PAIRS[1].reversed()), strict=True):
         places = list(way.downstream.positions)

@@ -138,7 +138,8 @@ def test_few_skeletons_that_all_agree_prove_no_equivalence() -> None:
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1)), min_size=1, max_size=6))
 def test_the_interval_of_k_star_holds_it(points: list[tuple[float, float]]) -> None:
     differences = [
-        Effect(Label.of(f"d{k}"), value, value - half, value + half, n=10, clusters=10) for k, (value, half) in enumerate(points)
+        Effect(Label.of(f"d{k}"), value, value - half, value + half, n=10, clusters=10)
+        for k, (value, half) in enumerate(points)
     ]
     everything = Effect(Label.of("all"), 50.0, 40.0, 60.0, n=10, clusters=10)
     star = smallest_within("k", range(len(points)), differences, -0.1, everything)

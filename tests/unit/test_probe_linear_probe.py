@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patching_fakes import TOKENIZER, aligned, labelled, reader_of_words
+from worded_models import TOKENIZER, aligned, labelled, worded
 
 from kvprobe.errors import SampleError, UnsupportedError
 from kvprobe.figures.panel import Panel
@@ -122,7 +122,7 @@ def probe(**parameters: object) -> LinearProbe:
 @pytest.fixture(scope="module")
 def rows() -> tuple[list[Pair], pd.DataFrame]:
     pairs = aligned(GatedDecision(size=16))
-    measured = probe().measure(reader_of_words("qwen3", torch.float64), pairs, lambda done, total: None)
+    measured = probe().measure(worded("qwen3"), pairs, lambda done, total: None)
     return pairs, labelled(measured, pairs)
 
 
@@ -154,7 +154,7 @@ def test_every_pair_is_tested_once_in_each_way_and_has_one_chosen_layer(rows: tu
 
 def test_accuracy_is_that_of_a_script_with_hugging_face_and_numpy_alone(rows: tuple[list[Pair], pd.DataFrame]) -> None:
     pairs, table = rows
-    model = reader_of_words("qwen3", torch.float64).model
+    model = worded("qwen3").model
     features, truth = [], []
     for pair in pairs:
         rule_end = max(place_positions(pair, ("first_case", "rule")))
@@ -179,7 +179,7 @@ def test_accuracy_is_that_of_a_script_with_hugging_face_and_numpy_alone(rows: tu
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_arms_are_the_prompts_they_stand_for(family: str) -> None:
-    subject = reader_of_words(family)
+    subject = worded(family, torch.float32)
     task = GatedDecision(size=1, seed=3)
     (pair,), (text,) = aligned(task), list(task.prompt_pairs())
     unedited = prefill_pair(subject, pair)

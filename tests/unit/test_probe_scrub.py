@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_of_words
 from transformers import DynamicCache
+from worded_models import aligned, answers_of, labelled, plain_margin, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
@@ -35,7 +35,7 @@ def population(subject: Subject, pairs: list[Pair]) -> list[Prompt]:
 
 @cache
 def many() -> list[Prompt]:
-    return population(reader_of_words(), aligned(TASK))
+    return population(worded(dtype=torch.float32), aligned(TASK))
 
 
 def sampler(prompts: list[Prompt], wordings: Any = "same", minimum: int = 1, seed: int = 0) -> DonorSampler:
@@ -55,7 +55,7 @@ def renamed(prompt: Prompt, skeleton: str) -> Prompt:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
 def test_entries_moved_together_are_repositioned(family: str) -> None:
-    subject = reader_of_words(family)
+    subject = worded(family, torch.float32)
     cache = prefill(subject, list(range(5, 25))).cache
     places = [3, 7, 8]
     together, _ = reposition(subject, cache.take(cache.index_of(places)), 4)
@@ -66,7 +66,7 @@ def test_entries_moved_together_are_repositioned(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_a_donor_that_is_the_prompt_itself_changes_nothing(family: str) -> None:
-    subject, (pair,) = reader_of_words(family), aligned(SharedActions(size=1))
+    subject, (pair,) = worded(family, torch.float32), aligned(SharedActions(size=1))
     (prompt, _) = population(subject, [pair])
     order = list(pair.downstream.positions)
     unedited = margin_of(subject, prompt, ())
@@ -103,7 +103,7 @@ def test_each_node_and_each_draw_has_a_donor_of_its_own() -> None:
 
 
 def test_entries_without_counterpart_stay_and_coverage_says_so() -> None:
-    subject, prompts = reader_of_words(), many()
+    subject, prompts = worded(dtype=torch.float32), many()
     prompt, donor = (
         prompts[0],
         next(one for one in prompts if one.pair.scenario.wording != prompts[0].pair.scenario.wording),
@@ -138,7 +138,7 @@ def test_slots_name_the_same_place_in_prompts_of_other_scenarios_and_wordings() 
 
 
 def test_what_a_node_reads_is_scrubbed_before_it_is_recomputed() -> None:
-    subject, prompts = reader_of_words(), many()
+    subject, prompts = worded(dtype=torch.float32), many()
     prompt = prompts[0]
     places = sorted(prompt.pair.base.spans["policy"].positions)[-6:]
     prefix = Node("prefix", lambda one: range(one.pair.field.start), nothing)
@@ -161,7 +161,7 @@ def rotated(keys: torch.Tensor, turn: torch.Tensor, theta: float) -> torch.Tenso
 
 
 def test_a_note_from_a_longer_prompt_agrees_with_the_plain_script_in_float64() -> None:
-    subject = reader_of_words(dtype=torch.float64)
+    subject = worded()
     prompts = population(subject, aligned(TASK))
     prompt = prompts[0]
     places = sorted(prompt.pair.base.spans["policy"].positions)[3:9]
@@ -194,7 +194,9 @@ def test_a_note_from_a_longer_prompt_agrees_with_the_plain_script_in_float64() -
 
 def test_a_model_at_chance_gives_no_scrubs_but_rows_for_the_gate() -> None:
     pairs = aligned(SharedActions(size=3))
-    rows = labelled(Scrub(Scrub.Parameters(folds=2)).measure(reader_of_words(), pairs, lambda done, total: None), pairs)
+    rows = labelled(
+        Scrub(Scrub.Parameters(folds=2)).measure(worded(dtype=torch.float32), pairs, lambda done, total: None), pairs
+    )
     assert set(rows["measurement"]) == {"unedited"}
     assert list(rows["pair"]) == [0, 0, 1, 1, 2, 2]
     with pytest.raises(SampleError, match="No prompt was scrubbed"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patching_fakes import aligned, answers_of, labelled, plain_margin, reader_of_words
+from worded_models import aligned, answers_of, labelled, plain_margin, worded
 
 from kvprobe.probes.kit.aligned_positions import slots
 from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order, matched_sets, random_sets
@@ -25,13 +25,13 @@ PAIRS = aligned(GatedDecision(size=4))
 
 def measured(dtype: torch.dtype = torch.float32, **parameters: Any) -> pd.DataFrame:
     probe = Specificity(Specificity.Parameters(matched_draws=3, random_draws=2, folds=2, **parameters))
-    return labelled(probe.measure(reader_of_words(dtype=dtype), PAIRS, lambda done, total: None), PAIRS)
+    return labelled(probe.measure(worded(dtype=dtype), PAIRS, lambda done, total: None), PAIRS)
 
 
 def test_one_position_and_all_of_them_agree_with_the_plain_script_in_float64() -> None:
     sizes = (1, *sorted({len(pair.downstream) for pair in PAIRS}))
     rows = measured(torch.float64, sizes=sizes)
-    model = reader_of_words(dtype=torch.float64).model
+    model = worded().model
     pair, decisions = (
         PAIRS[0],
         rows[(rows["pair"] == 0) & (rows["measurement"] == "decision")].set_index("intervention"),

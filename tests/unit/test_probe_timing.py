@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from patching_fakes import aligned, labelled, reader_of_words
+from worded_models import aligned, labelled, worded
 
 from kvprobe.figures.legacy.figures import styled
 from kvprobe.figures.panel import Panel
@@ -46,7 +46,7 @@ def test_a_higher_level_is_not_reached_earlier(profile: list[float], first: floa
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
 def test_the_lens_at_the_top_is_the_model(family: str) -> None:
-    subject = reader_of_words(family)
+    subject = worded(family, torch.float32)
     for pair in aligned(GatedDecision(size=2)):
         answers = pair.base_answer_id, pair.donor_answer_id
         states = residuals(subject, pair.base.token_ids, [pair.decision_position])[0]
@@ -58,7 +58,7 @@ def test_the_lens_at_the_top_is_the_model(family: str) -> None:
 
 
 def test_the_lens_below_the_top_is_that_of_a_plain_hugging_face_script() -> None:
-    subject = reader_of_words("qwen3", torch.float64)
+    subject = worded("qwen3")
     (pair,) = aligned(GatedDecision(size=1, seed=4))
     answers = pair.base_answer_id, pair.donor_answer_id
     ours = lens_margins(subject, residuals(subject, pair.base.token_ids, [pair.decision_position])[0], answers)
@@ -86,7 +86,7 @@ def test_a_tuned_lens_finds_an_affine_map() -> None:
 def rows() -> pd.DataFrame:
     pairs = aligned(GatedDecision(size=12))
     probe = Timing(Timing.Parameters(folds=2, lens_tokens=4))
-    return labelled(probe.measure(reader_of_words("gemma2"), pairs, lambda done, total: None), pairs)
+    return labelled(probe.measure(worded("gemma2", torch.float32), pairs, lambda done, total: None), pairs)
 
 
 def test_patches_begin_as_the_base_and_end_as_the_donor(rows: pd.DataFrame) -> None:

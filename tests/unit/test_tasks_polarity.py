@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from patching_fakes import TOKENIZER, aligned
+from worded_models import TOKENIZER, aligned
 
 from kvprobe.errors import AlignmentError
 from kvprobe.tasks.context import Context
