@@ -16,7 +16,7 @@ from kvprobe.runs.claims import Claim, Outcome, judge
 from kvprobe.runs.config import load_config
 from kvprobe.runs.gate import GateReport, apply_gate
 from kvprobe.runs.preparation import labelled, make_cells, make_probe, make_task, prepare
-from kvprobe.stats import Effect
+from kvprobe.stats import Effect, Sample
 from kvprobe.tasks.pairs import Pair
 
 _WANT_TWO_WORDINGS = ("scrub",)
@@ -79,7 +79,9 @@ def _micro_run(experiment: str, kind: str, size: int, parameters: tuple[tuple[st
     if not gate.passed:
         return MicroRun(prepared.pairs, rows, gate, {}, {})
     counted = rows[included].reset_index(drop=True)
-    effects = {effect.name: effect for effect in probe.summarise(counted, config.statistics)}
+    effects = {
+        effect.name: effect for effect in probe.read_by().read(probe, Sample.of_model(counted, config.statistics))
+    }
     return MicroRun(prepared.pairs, counted, gate, effects, {claim.id: claim for claim in config.claims})
 
 

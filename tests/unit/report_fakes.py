@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
+from locality_rows import made_rows
 from runs_fakes import FakeProbe, load_subject
-from test_probes_locality import made_rows
 
 from kvprobe.figures.panel import Panel
+from kvprobe.probes.base import Reading
 from kvprobe.probes.mechanism.locality.probe import Locality
+from kvprobe.probes.mechanism.locality.reading import READING
 from kvprobe.runs import ExperimentConfig, RunResult, run_experiment
-from kvprobe.stats import StatisticsConfig
+from kvprobe.stats import Sample, StatisticsConfig
 
 CLAIMS = [
     {"id": "local", "statement": "field_only.recovery < 0.15", "source": "section 3", "paper_value": 0.009},
@@ -21,12 +24,15 @@ CLAIMS = [
 def panel(model: str = "a-model", field: float = 0.05) -> Panel:
     """A measured model that recovers `field` from the field alone."""
     rows = made_rows(field, 1 - field, [float(gap) for gap in range(4, 16)])
-    effects = {effect.name: effect for effect in Locality().summarise(rows, StatisticsConfig())}
+    sample = Sample.of_model(rows, StatisticsConfig())
+    effects = {effect.name: effect for effect in READING.read(Locality(), sample)}
     return Panel(model, effects, rows, {"field_only.recovery": 0.01}, "Qwen3-8B")
 
 
 class MadeLocality(Locality):
     """The locality probe with rows made by hand in place of a model."""
+
+    reading: ClassVar[Reading] = READING
 
     def refusal(self, subject, pair):  # type: ignore[no-untyped-def]
         return None

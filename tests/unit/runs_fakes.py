@@ -10,18 +10,17 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
-from pydantic import BaseModel, ConfigDict
-
 from kvprobe.errors import ModelSourceError, UnknownNameError
+from kvprobe.figures.spec import FigureSpec
+from kvprobe.probes.base import Reading
 from kvprobe.runs import events, preparation, provenance
 from kvprobe.runs.config import ExperimentConfig
-from kvprobe.stats import Effect, StatisticsConfig, ratio_of_sums
+from kvprobe.stats import Effect, Sample
 
 CONFIG: dict[str, Any] = {
     "name": "fake",
@@ -90,18 +89,10 @@ def identity(name: str) -> Identity:
 class FakeProbe:
     """Measures hashes: recovery 0.05 of the field alone, 0.95 of all after it."""
 
-    name = "fake"
     needs_all_pairs = False
-    may_lack: Mapping[str, str] = {}
 
-    class Parameters(BaseModel):
-        """Of the fake."""
-
-        model_config = ConfigDict(extra="forbid")
-        field_only: float = 0.05
-
-    def __init__(self, parameters: FakeProbe.Parameters | None = None) -> None:
-        self.parameters = parameters or self.Parameters()
+    def __init__(self, field_only: float = 0.05) -> None:
+        self.field_only = field_only
         self.measured: list[str] = []
         self.before: Callable[[Any, Sequence[Any]], None] = lambda subject, pairs: None
         self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row
@@ -121,24 +112,26 @@ class FakeProbe:
         for index, pair in enumerate(pairs):
             noise = int(pair.base.token_hash[:4], 16) / 65536 - 0.5
             base, donor = -5.0 - noise, 5.0 + noise
-            for condition, recovery in (("field_only", self.parameters.field_only), ("downstream", 0.95)):
+            for condition, recovery in (("field_only", self.field_only), ("downstream", 0.95)):
                 margin = base + (recovery + 0.1 * noise) * (donor - base)
                 row = {"pair": index, "condition": condition, "m_base": base, "m_donor": donor, "margin": margin}
                 rows.append(self.change(row))
             progress(index + 1, len(pairs))
         return rows
 
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        return [
-            ratio_of_sums(
-                f"{condition}.recovery",
-                part["margin"] - part["m_base"],
-                part["m_donor"] - part["m_base"],
-                clusters=part[statistics.cluster],
-                statistics=statistics,
-            )
-            for condition, part in rows.groupby("condition", sort=False)
-        ]
+    def model_dump(self, mode: str = "python") -> dict[str, Any]:
+        return {"field_only": self.field_only}
+
+    def read_by(self) -> Reading:
+        return FAKE_READING
+
+
+def fake_effects(sample: Sample, _: Any) -> Iterator[Effect]:
+    for condition, part in sample.by("condition"):
+        yield part.recovery(f"{condition}.recovery")
+
+
+FAKE_READING = Reading(fake_effects, FigureSpec("What the fakes recover", ()))
 
 
 def config(**changes: Any) -> ExperimentConfig:

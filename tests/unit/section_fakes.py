@@ -10,22 +10,21 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import pandas as pd
 import torch
-from runs_fakes import FakeProbe
+from runs_fakes import FakeProbe, fake_effects
 from runs_fakes import load_subject as load_fake
 
-from kvprobe.figures.legacy.models import draw_by_model
+from kvprobe.figures.bars import Bars
+from kvprobe.figures.by_model import EffectsByModel
 from kvprobe.figures.panel import Panel
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
-from kvprobe.probes.legacy import Probe
+from kvprobe.figures.spec import FigureSpec
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress, Reading
 from kvprobe.runs import ExperimentConfig, SectionResult, provenance, run_section
-from kvprobe.stats import Effect, StatisticsConfig
 
 LABELS = {"field_only.recovery": "field\nonly", "downstream.recovery": "downstream"}
 PAUSE = "KVPROBE_TEST_SECONDS_A_CELL"
@@ -36,20 +35,31 @@ CLAIMS = [
 ]
 
 
+@dataclass(frozen=True)
+class Undrawable:
+    """Axes that cannot be drawn."""
+
+    title: str = ""
+
+    def draw(self, axes: Any, panels: Sequence[Panel]) -> None:
+        raise ValueError("nothing to draw")
+
+
+MAIN = EffectsByModel(LABELS, "What the fakes recover")
+PARTS = (Bars({name: (label, "black") for name, label in LABELS.items()}, "recovery", 2.0, dots=None),)
+
+
 @PROBES.register("test_blocks")
 class Blocks(Probe):
     """Measures as the fake probe does, and dies, breaks or takes its time where it is told to."""
 
-    name: ClassVar[str] = "test_blocks"
+    reading: ClassVar[Reading] = Reading(fake_effects, FigureSpec("What the fakes recover", PARTS, MAIN))
 
-    class Parameters(base.Parameters):
-        """What goes wrong, and with which model."""
-
-        model: str = "blue"
-        error: str = ""
-        kill: str = ""
-        times: int = 1
-        after: str = ""
+    model: str = "blue"
+    error: str = ""
+    kill: str = ""
+    times: int = 1
+    after: str = ""
 
     def refusal(self, subject: Any, pair: Any) -> None:
         return None
@@ -59,45 +69,29 @@ class Blocks(Probe):
 
     def measure(self, subject: Any, pairs: Sequence[Any], progress: Progress) -> list[Measurement]:
         time.sleep(float(os.environ.get(PAUSE, "0")))
-        if subject.name == self.parameters.model:
+        if subject.name == self.model:
             self._go_wrong()
         return FakeProbe().measure(subject, pairs, progress)
 
     def _go_wrong(self) -> None:
-        if self.parameters.error:
-            raise RuntimeError(self.parameters.error)
-        if self.parameters.kill:
-            deaths = Path(self.parameters.kill)
-            while self.parameters.after and not Path(self.parameters.after).exists():
+        if self.error:
+            raise RuntimeError(self.error)
+        if self.kill:
+            deaths = Path(self.kill)
+            while self.after and not Path(self.after).exists():
                 time.sleep(0.01)
             died = len(deaths.read_text()) if deaths.exists() else 0
-            if died < self.parameters.times:
+            if died < self.times:
                 deaths.write_text("x" * (died + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        return FakeProbe().summarise(rows, statistics)
-
-    def plot(self, panels: Sequence[Panel]) -> Any:
-        from matplotlib.figure import Figure
-
-        return Figure()
-
-    def plot_main(self, axes: Any, panels: Sequence[Panel]) -> None:
-        draw_by_model(axes, panels, LABELS)
-        axes.set_title("What the fakes recover")
-        axes.set_ylabel("recovery")
 
 
 @PROBES.register("test_together")
 class Together(Blocks):
     """The same with all pairs at once, and a main plot that cannot be drawn."""
 
-    name: ClassVar[str] = "test_together"
     needs_all_pairs: ClassVar[bool] = True
-
-    def plot_main(self, axes: Any, panels: Sequence[Panel]) -> None:
-        raise ValueError("nothing to draw")
+    reading: ClassVar[Reading] = Reading(fake_effects, FigureSpec("What the fakes recover", PARTS, Undrawable()))
 
 
 def load_subject(name: str) -> Any:

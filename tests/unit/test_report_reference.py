@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvprobe.figures.panel import PaperEntry
-from kvprobe.probes.mechanism.locality.probe import Locality
+from kvprobe.probes.mechanism.locality.reading import READING
 from kvprobe.report.reference import paper_model, paper_value, paper_values
 from kvprobe.runs import load_config
 
@@ -38,8 +38,8 @@ def test_values() -> None:
     entry = PaperEntry("locality_patch", "field_only", "decision_recovery")
     assert paper_value(entry, "Llama-3.1-8B") == -0.028
     assert paper_value(entry, "no such model") is None
-    assert paper_values(Locality.paper, "Qwen3-8B") == {"field_only.recovery": 0.009, "full_downstream.recovery": 1.0}
-    assert paper_values(Locality.paper, None) == {}
+    assert paper_values(READING.paper, "Qwen3-8B") == {"field_only.recovery": 0.009, "full_downstream.recovery": 1.0}
+    assert paper_values(READING.paper, None) == {}
 
 
 def test_the_checkout_holds_the_same_table() -> None:
@@ -52,9 +52,9 @@ def test_the_experiment_quotes_the_paper_rightly() -> None:
         effect = claim.parsed.effect
         for model, value in claim.paper_values.items():
             architecture = next(kind for family, kind in ARCHITECTURES.items() if model.startswith(family))
-            assert paper_values(Locality.paper, paper_model(model, architecture))[effect] == value, model
-        if claim.paper_value is not None and effect in Locality.paper:
-            assert paper_values(Locality.paper, "Qwen3-8B")[effect] == claim.paper_value
+            assert paper_values(READING.paper, paper_model(model, architecture))[effect] == value, model
+        if claim.paper_value is not None and effect in READING.paper:
+            assert paper_values(READING.paper, "Qwen3-8B")[effect] == claim.paper_value
 
 
 def test_the_experiment_covers_four_families() -> None:

@@ -16,7 +16,14 @@ numbers = st.floats(-5, 5, allow_nan=False)
 
 
 def effect(low: float, high: float, **more: object) -> Effect:
-    values = {"name": "x.y", "estimate": (low + high) / 2, "low": low, "high": high, "n": 20, "clusters": 10} | more
+    values = {
+        "label": Label.of("x.y"),
+        "estimate": (low + high) / 2,
+        "low": low,
+        "high": high,
+        "n": 20,
+        "clusters": 10,
+    } | more
     return Effect(**values)  # type: ignore[arg-type]
 
 

@@ -116,7 +116,7 @@ def test_what_determines_a_cell_is_in_its_key(
     keys = set(run(tmp_path / "one").models["red"].cells)
     changes: dict[str, Any] = {}
     if changed == "parameters":
-        probe.parameters = FakeProbe.Parameters(field_only=0.1)
+        probe.field_only = 0.1
     if changed == "weights":
         monkeypatch.setattr(runs_fakes, "identity", lambda name: Identity(name, f"/here/{name}", "other weights"))
     if changed == "tokens":

@@ -8,14 +8,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from locality_rows import made_rows
 from tiny_models import CONFIGS, FAMILIES, tiny, tokens
 
-from kvprobe.errors import ConfigError, UnknownNameError
-from kvprobe.probes.base import PROBES
 from kvprobe.probes.mechanism.locality.probe import INTERVENTIONS, Locality
-from kvprobe.runs.config import ExperimentConfig
-from kvprobe.runs.preparation import make_probe
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.locality.reading import READING
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.context import Span, TokenizedContext
 from kvprobe.tasks.pairs import Pair, Provenance
 
@@ -30,7 +28,7 @@ def make_pair(seed: int, length: int = 18, start: int = 4, width: int = 2) -> Pa
 
 
 def measured(family: str, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    probe = Locality(Locality.Parameters(**parameters))
+    probe = Locality(**parameters)
     rows = pd.DataFrame(probe.measure(tiny(family), pairs, lambda done, total: None))
     return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
 
@@ -73,12 +71,6 @@ def test_batch_size_changes_nothing_beyond_the_noise_floor() -> None:
     assert difference.max() < 1e-4
 
 
-def test_progress_is_told_after_every_pair() -> None:
-    told: list[tuple[int, int]] = []
-    Locality().measure(tiny("llama"), [make_pair(0), make_pair(1)], lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]
-
-
 def test_rows_have_the_same_columns_in_every_cell_and_no_missing_number() -> None:
     rows = pd.DataFrame(Locality().measure(tiny("mistral"), [make_pair(0)], lambda done, total: None))
     decisions = rows[rows["measurement"] == "decision"].dropna(axis=1, how="all")
@@ -87,24 +79,8 @@ def test_rows_have_the_same_columns_in_every_cell_and_no_missing_number() -> Non
     assert (decisions["positions"] >= 2).all()
 
 
-def made_rows(field: float, rest: float, gaps: list[float]) -> pd.DataFrame:
-    """Rows of pairs whose base has margin -1, and which recover just so."""
-    rows = []
-    recoveries = dict(zip(INTERVENTIONS, (field, rest, 1.0, 0.0, 0.0), strict=True))
-    for pair, gap in enumerate(gaps):
-        common = {"pair": pair, "skeleton": f"s{pair}", "m_base": -1.0, "m_donor": gap - 1.0, "noise_floor": 1e-9}
-        for name, recovery in recoveries.items():
-            margin = recovery * gap - 1.0
-            rows.append(
-                {**common, "measurement": "decision", "intervention": name, "margin": margin, "flipped": margin > 0}
-            )
-        change = dict.fromkeys(("change_keys", "change_values", "relative_keys", "relative_values"), 0.0)
-        rows.append({**common, "measurement": "cache_change", "region": "before", "layer": 0, **change})
-    return pd.DataFrame(rows)
-
-
 def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in Locality().summarise(rows, StatisticsConfig())}
+    return {effect.name: effect for effect in READING.read(Locality(), Sample.of_model(rows, StatisticsConfig()))}
 
 
 @given(
@@ -130,21 +106,3 @@ def test_no_interval_is_narrower_than_the_noise_floor() -> None:
     rows = made_rows(0.0, 1.0, [10.0] * 9).assign(noise_floor=0.5)
     effect = effects_of(rows)["field_only.recovery"]
     assert (effect.low, effect.high) == pytest.approx((-0.05, 0.05))
-
-
-def test_the_registry_describes_it_and_names_the_nearest() -> None:
-    assert "field" in PROBES.describe()["locality"]
-    with pytest.raises(UnknownNameError, match="did you mean 'locality'"):
-        PROBES.get("localty")
-
-
-def test_an_unknown_parameter_is_named() -> None:
-    config = ExperimentConfig(
-        name="x",
-        probe="locality",
-        models=["m"],
-        task="gated_decision",
-        parameters={"batchsize": 2},  # type: ignore[arg-type]
-    )
-    with pytest.raises(ConfigError, match=r"'parameters\.batchsize' is not a known key; did you mean 'batch_size'\?"):
-        make_probe(config)
