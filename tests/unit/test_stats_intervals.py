@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvprobe.stats import (
     Effect,
+    Label,
     StatisticsConfig,
     bootstrapped,
     maximum,
