@@ -54,7 +54,7 @@ app = typer.Typer(
     name="kvprobe",
     cls=_Group,
     help="Probe, edit and compose what a language model wrote into its KV cache.",
-    epilog="Example: kvprobe run experiments/section3/locality.yaml",
+    epilog="Example: kvprobe run locality",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from kvprobe.cli.app import FAILED, app
-from kvprobe.cli.experiments import experiment_files, known_experiments
 from kvprobe.cli.run import RESULTS, ResultsOption, tell_failure
 from kvprobe.errors import ConfigError, StoreError
 
@@ -73,6 +72,7 @@ def show(
 ) -> None:
     """Show an experiment, or the verdicts of a finished run."""
     from kvprobe.runs import find_runs, load_config, load_result
+    from kvprobe.runs.experiments import experiment_files
     from kvprobe.runs.results import SUMMARY
 
     path = Path(target)
@@ -227,6 +227,7 @@ def _claims() -> dict[str, str]:
 
 def _configs() -> list[ExperimentConfig]:
     from kvprobe.runs import load_config
+    from kvprobe.runs.experiments import known_experiments
 
     configs = []
     for file in known_experiments().values():

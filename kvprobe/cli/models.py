@@ -63,7 +63,7 @@ def support() -> None:
 @models_app.command(epilog="Example: kvprobe models cost 3 4 --models paper")
 def cost(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="YAML files, folders of them, sections (3) or names. [default: all]")
+        list[str] | None, typer.Argument(help="Names, sections (3), YAML files or folders of them. [default: all]")
     ] = None,
     models: Annotated[str, typer.Option(help="Names with commas, or a group of the files.")] = "paper",
     *,
@@ -71,12 +71,12 @@ def cost(
     share: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of the peak that is reached.")] = SHARE,
 ) -> None:
     """Predict GPU memory and hours of experiments on models that need not be here."""
-    from kvprobe.cli.experiments import FOLDER, experiment_files
     from kvprobe.report.tables import plain_table
     from kvprobe.runs import load_config
     from kvprobe.runs.costs import TOKENS, paper_tier_costs
+    from kvprobe.runs.experiments import experiment_files, known_experiments
 
-    files = experiment_files(experiments or [str(FOLDER)])
+    files = experiment_files(experiments) if experiments else known_experiments().values()
     found, unknown = paper_tier_costs([load_config(file, models=models) for file in files], peak * 1e12, share)
     rows = [
         (

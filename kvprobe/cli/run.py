@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from kvprobe.cli.app import FAILED, INTERRUPTED, app, quieten
-from kvprobe.cli.experiments import experiment_files
 from kvprobe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,9 +21,11 @@ _SOME_FAILED = "Error: some of the work failed, as told above; what was measured
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all results.")]
 
 
-@app.command(epilog="Example: kvprobe run experiments/section3/locality.yaml --models qwen3-note-taker --profile quick")
+@app.command(epilog="Example: kvprobe run locality --models qwen3-note-taker --profile quick")
 def run(
-    experiments: Annotated[list[str], typer.Argument(help="YAML files, folders of them, sections (3) or names.")],
+    experiments: Annotated[
+        list[str], typer.Argument(help="Names of `kvprobe list experiments`, sections (3), YAML files or folders.")
+    ],
     models: Annotated[
         str | None, typer.Option(help="Models instead of the file's: names with commas, or one of its groups (paper).")
     ] = None,
@@ -53,6 +54,7 @@ def run(
     """Run experiments, or what is left of them, and judge their claims; of several, all together."""
     from kvprobe.models.catalogue import model_config
     from kvprobe.runs import load_config
+    from kvprobe.runs.experiments import experiment_files
 
     _check_place(jobs, executor, ray_address)
     configs = [load_config(file, profile=profile, models=models) for file in experiment_files(experiments)]

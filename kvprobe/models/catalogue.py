@@ -10,6 +10,7 @@ from typing import Any
 
 from kvprobe.errors import ConfigError, ModelSourceError, UnknownNameError
 from kvprobe.models.config import DtypeByDevice, ModelConfig, read_model_config
+from kvprobe.shipped import shipped_folder
 
 USER_FOLDER = Path("configs") / "models"
 """Looked for in the working directory: every YAML in it makes one more model known."""
@@ -26,14 +27,14 @@ def config_files() -> dict[str, Path]:
     """The YAML file of each model that has one: those of kvprobe, then the user's.
 
     Raises:
-        ConfigError: two files name the same model.
+        ConfigError: a file of the user's takes the name of another model.
     """
-    found: dict[str, Path] = {}
-    for folder in (Path(str(package_files("kvprobe.models"))) / "configs", USER_FOLDER):
-        for file in sorted(folder.glob("*.yaml")):
-            if file.stem in found:
-                raise ConfigError(f"{file} and {found[file.stem]} name the same model; rename one of them.")
-            found[file.stem] = file
+    found = {file.stem: file for file in sorted((shipped_folder("configs") / "models").glob("*.yaml"))}
+    for file in sorted(USER_FOLDER.glob("*.yaml")):
+        other = found.setdefault(file.stem, file)
+        # In a checkout of kvprobe both folders hold the same files.
+        if other.read_bytes() != file.read_bytes():
+            raise ConfigError(f"{file} and {other} name the same model; rename one of them.")
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ByteSize,
@@ -18,6 +17,7 @@ from pydantic import (
 )
 
 from kvprobe.errors import ConfigError
+from kvprobe.yaml_files import read_yaml
 
 # In the order in which they are listed.
 Tier = Literal["organism", "micro", "local", "pocket", "paper"]
@@ -138,12 +138,7 @@ def read_model_config(file: Path) -> ModelConfig:
     Raises:
         ConfigError: the file cannot be read, or a key is unknown, missing or of the wrong type; names it.
     """
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} cannot be read as YAML: {_one_line(error)}.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold keys and values, such as 'source: hub'.")
+    content = read_yaml(file)
     if content.setdefault("name", file.stem) != file.stem:
         raise ConfigError(f"{file} names its model {content['name']!r}; the file must be called as the model is.")
     if isinstance(content.get("path"), str):
@@ -155,9 +150,3 @@ def read_model_config(file: Path) -> ModelConfig:
         key = ".".join(str(part) for part in first["loc"])
         where = f"key {key!r} of {file}" if key else str(file)
         raise ConfigError(f"In {where}: {first['msg'].removeprefix('Value error, ')}.") from error
-    except TypeError as error:
-        raise ConfigError(f"{file}: every key must be text ({error}).") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

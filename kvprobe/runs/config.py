@@ -13,8 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from kvprobe.errors import ConfigError
 from kvprobe.runs.claims import Claim
+from kvprobe.runs.experiments import experiment_file, located
 from kvprobe.runs.validation import validated
+from kvprobe.shipped import shipped
 from kvprobe.stats import StatisticsConfig
+from kvprobe.yaml_files import mapping, read_yaml
 
 MAXIMUM_INCLUDES = 8
 
@@ -133,28 +136,31 @@ class ExperimentConfig(BaseModel):
 
 
 def load_config(
-    path: str | Path, *, profile: str | None = None, models: str | Sequence[str] | None = None
+    path_or_name: str | Path, *, profile: str | None = None, models: str | Sequence[str] | None = None
 ) -> ExperimentConfig:
     """Read and validate an experiment.
 
-    A file may `include` others (a path or a list, relative to it; its own keys win), hold `profiles` (named sets
-    of keys laid over the file, such as a `quick` task size) and give `models` as named groups.
+    A file may `include` others (a path or a list; its own keys win), hold `profiles` (named sets of keys laid over
+    the file, such as a `quick` task size) and give `models` as named groups. Included paths are relative to the
+    file; where nothing is there, `configs/...` and `experiments/...` are those that ship with kvprobe.
 
     Args:
-        path: of the YAML file.
+        path_or_name: the YAML file, or the name of an experiment of `kvprobe list experiments`.
         profile: name of the profile to apply; `full` and `None` are the file as it is unless it says otherwise.
         models: in place of the file's models: the name of one of its groups, a comma-separated list, or a list.
 
     Raises:
         ConfigError: one sentence with the file, the key, what is wrong and the mend.
+        UnknownNameError: there is no experiment of that name; with the nearest names.
     """
-    file = Path(path)
+    path = experiment_file(path_or_name)
+    file = located(path)
     values = _read(file)
     profiles = values.pop("profiles", None) or {}
     if not isinstance(profiles, dict):
         raise ConfigError(f"{file}: 'profiles' is wrong: it must map names to the keys they change.")
     if profile in profiles:
-        values = merged(values, _mapping(profiles[profile], file, f"profiles.{profile}"))
+        values = merged(values, mapping(profiles[profile], file, f"profiles.{profile}"))
     elif profile not in (None, "full"):
         known = ", ".join(["full", *(str(name) for name in profiles)])
         raise ConfigError(f"{file}: there is no profile {profile!r}; known: {known}.")
@@ -176,53 +182,20 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; only plain data is constructed, and a key given twice is refused.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or is not a mapping.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}); check the path.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is not UTF-8 text; give a YAML file.") from error
-    try:
-        refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" on line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{file}: is not valid YAML{line}: {problem}.") from error
-    return _mapping(content, file, "the file")
-
-
-def refuse_repeated_keys(node: Any) -> None:
-    """Plain YAML silently keeps the last of two equal keys."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            refuse_repeated_keys(item)
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.add(str(key.value))
-            refuse_repeated_keys(value)
-
-
 def _read(file: Path, depth: int = 0) -> dict[str, Any]:
     if depth > MAXIMUM_INCLUDES:
         raise ConfigError(f"{file}: the includes go in a circle; remove one.")
     values = read_yaml(file)
+    if isinstance(values.get("task"), str):
+        # As a mapping, so that a profile can add to it.
+        values["task"] = {"name": values["task"]}
     includes = values.pop("include", None) or []
     base: dict[str, Any] = {}
     for include in [includes] if isinstance(includes, str) else includes:
         if not isinstance(include, str):
             raise ConfigError(f"{file}: 'include' is wrong: give a path or a list of paths.")
-        base = merged(base, _read(file.parent / include, depth + 1))
+        beside = file.parent / include
+        base = merged(base, _read(beside if beside.exists() else shipped(Path(include)) or beside, depth + 1))
     return merged(base, values)
 
 
@@ -239,12 +212,6 @@ def _models(given: Any, asked: str | Sequence[str] | None, file: Path) -> Any:
             raise ConfigError(f"{file}: 'models' is wrong: name at least one group of models.")
         return next(iter(groups.values()))
     return [given] if isinstance(given, str) else given
-
-
-def _mapping(content: Any, file: Path, what: str) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: {what} is wrong: it must be keys with values, not {type(content).__name__}.")
-    return {str(key): value for key, value in content.items()}
 
 
 def _refuse_repeats(names: Sequence[str], what: str) -> None:

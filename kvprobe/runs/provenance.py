@@ -24,7 +24,7 @@ CELL_FORMAT = 1
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
 _WITHOUT_INFLUENCE = (
-    *("cli/", "report/", "html/", "figures/", "stats/", "organisms/", "models/configs/", "auditing/"),
+    *("cli/", "report/", "html/", "figures/", "stats/", "organisms/", "auditing/", "configs/", "experiments/"),
     *("viewing.py", "doctor.py", "__init__.py", "__main__.py"),
 )
 _PROBES, _SHARED = "probes/", ("probes/base.py", "probes/kit/")

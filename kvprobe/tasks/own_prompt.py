@@ -16,6 +16,7 @@ from kvprobe.errors import ConfigError
 from kvprobe.tasks.base import TASKS, Task
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.pairs import PromptPair, Provenance
+from kvprobe.yaml_files import parse_yaml
 
 _MARK = re.compile(r"\{\{(?:(?P<name>[\w][\w -]*):\s)?(?P<old>[^{}|\n]+)\|(?P<new>[^{}|\n]+)\}\}")
 _BRACES = re.compile(r"\{\{.*?\}\}|\{\{|\}\}", re.DOTALL)
@@ -228,12 +229,8 @@ def read_prompt_file(path: Path) -> PromptFile:
     Raises:
         ConfigError: it is missing, no UTF-8, no YAML, or not what the schema asks for; names the key or the line.
     """
-    from kvprobe.runs.config import refuse_repeated_keys
-
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        content: Any = yaml.safe_load(text)
+        content = parse_yaml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such prompt file; check the path.") from None
     except UnicodeDecodeError as error:

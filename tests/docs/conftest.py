@@ -6,17 +6,16 @@ import importlib
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, generator
+from blocks import generator
 
 
 @pytest.fixture
 def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory with the experiments in it; what a page registers is gone afterwards."""
+    """An empty working directory; what a page registers is gone afterwards."""
     registries = [getattr(importlib.import_module(module), name) for module, name in generator().REGISTRIES.values()]
     for registry in registries:
         registry.names()
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "120")

@@ -93,7 +93,6 @@ def test_an_error_is_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "empty").mkdir()
     result = call(*arguments)
     assert result.exit_code == 1
@@ -124,14 +123,6 @@ def test_ctrl_c_elsewhere_exits_with_130_too(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("kvprobe.models.cards.model_names", interrupted)
     assert call("models", "list").exit_code == 130
-
-
-def test_where_no_experiments_are_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words in (["run", "locality"], ["models", "cost"]):
-        failed = call(*words)
-        assert failed.exit_code == 1
-        assert "no folder experiments with others here" in failed.stderr
 
 
 def test_an_interrupt_that_a_library_swallows_while_it_loads_still_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
