@@ -2,6 +2,8 @@
 
 from kvprobe.viewing import Viewable
 
+__version__ = "0.1.0"
+
 
 def _draw(value: object) -> str:
     from kvprobe.html.views import html_of
