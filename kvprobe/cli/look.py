@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvprobe.runs import ExperimentConfig, RunResult
-    from kvprobe.runs.processes import Failure
+    from kvprobe.runs.results import Failure
 
 _ROW_COLUMNS = (
     "model",

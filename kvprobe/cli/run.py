@@ -13,7 +13,7 @@ from kvprobe.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvprobe.runs import ExperimentConfig, SectionResult
-    from kvprobe.runs.processes import Failure
+    from kvprobe.runs.results import Failure
 
 RESULTS = Path("runs")
 ExecutorName = Literal["processes", "ray"]

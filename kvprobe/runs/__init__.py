@@ -2,10 +2,11 @@
 
 from kvprobe.runs.claims import Claim, Outcome, Verdict
 from kvprobe.runs.config import ExperimentConfig, load_config
-from kvprobe.runs.executors import Cell, Executor, InProcessExecutor
+from kvprobe.runs.executors import Executor, InProcessExecutor
+from kvprobe.runs.preparation import Cell
 from kvprobe.runs.results import ModelResult, RunResult, Status, find_runs, load_result
-from kvprobe.runs.runner import run_experiment
-from kvprobe.runs.section import SectionResult, run_section
+from kvprobe.runs.runner import run_experiment, run_section
+from kvprobe.runs.section import SectionResult
 
 __all__ = [
     "Cell",

@@ -6,16 +6,16 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from scipy import stats
 
 from kvprobe.errors import ConfigError
+from kvprobe.runs.records import StoredEffect
 from kvprobe.stats import Effect, adjust_benjamini_hochberg, adjust_holm
 from kvprobe.viewing import Viewable
 
@@ -165,7 +165,7 @@ class Verdict(Viewable):
     model: str
     outcome: Outcome
     reason: str
-    effect: Effect | None = None
+    effect: StoredEffect | None = None
     source: str = ""
     paper_value: float | None = None
     headline: bool = False
@@ -184,19 +184,6 @@ class Verdict(Viewable):
         """Whether the adjusted p still supports what the interval alone decides; true where neither decides."""
         decided = self.outcome in (Outcome.REPRODUCED, Outcome.CONTRADICTED)
         return not decided or self.p_adjusted is None or self.p_adjusted <= self.level
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        record = asdict(self) | {"outcome": str(self.outcome)}
-        record["effect"] = self.effect.to_record() if self.effect else None
-        return record
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Verdict:
-        """The verdict that `to_record` wrote."""
-        effect = record["effect"]
-        parts = {"outcome": Outcome(record["outcome"]), "effect": Effect.from_record(effect) if effect else None}
-        return cls(**{**record, **parts})
 
 
 def judge(

@@ -1,4 +1,4 @@
-"""Models of experiments measured on a Ray cluster: same cells, same store, same bytes as in this process.
+"""Models measured on a Ray cluster.
 
 A worker is an actor that keeps its model loaded from one cell to the next and from one experiment to the next. It
 hands its cells to this process, which alone writes results: workers need no access to the results folder. When a
@@ -8,42 +8,27 @@ worker or its node is lost, Ray starts it again elsewhere and runs again the one
 from __future__ import annotations
 
 import os
+import platform
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from kvprobe.errors import ConfigError, KvprobeError, UnsupportedError, WorkerLostError
-from kvprobe.models.config import Resources
-from kvprobe.runs import events, provenance
+from kvprobe.errors import ConfigError, UnsupportedError, WorkerLostError
+from kvprobe.runs import provenance
 from kvprobe.runs.capacity import limit_threads
-from kvprobe.runs.executors import Answer, Cell, Outcome
-from kvprobe.runs.measuring import SubjectLoader
-from kvprobe.runs.processes import ModelTask, Outcomes, TaskOutcome, measure_task
+from kvprobe.runs.executors import LOST, RETRIES, Measure, ModelTask, Outcomes, StoppedError, Tell, WorkerExecutor
 from kvprobe.runs.ray_resources import demand, needs_of, places_on, told
-from kvprobe.runs.subjects import SubjectCache
+from kvprobe.runs.subjects import SubjectCache, SubjectLoader
 
-RETRIES = 2
-"""How often a cell is measured again whose worker was lost."""
 PATIENCE = 60.0
 """Seconds that a model waits for a node which can hold it, after such a node was lost."""
 _LOOK_ROUND = 1.0
-_LOST = (
-    f"Its worker on the Ray cluster was lost {RETRIES + 1} times, perhaps for want of memory; finished cells are kept."
-)
-_subjects: SubjectCache | None = None
 
-
-def subject_here(name: str) -> Any:
-    """The model called `name`, in a worker."""
-    assert _subjects is not None
-    return _subjects(name)
+Answer = TypeVar("Answer")
 
 
 class Worker:
@@ -65,260 +50,208 @@ class Worker:
         folder: str,
         versions: Mapping[str, str],
     ) -> None:
-        global _subjects  # noqa: PLW0603  (work arrives in a pickle, which cannot carry what is loaded here)
         if start is not None:
             start()
         with suppress(OSError):
             os.chdir(folder)
         limit_threads(threads)
-        _subjects = SubjectCache(load_subject)
+        self._subjects = SubjectCache(load_subject)
         self._misfit = _misfit(versions)
 
     def ready(self) -> None:
-        """Answers once the actor runs.
+        """Answers once the actor runs."""
+
+    def do(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What `work` returns or raises.
 
         Raises:
             ConfigError: code or packages are not those of who started the run.
         """
         if self._misfit:
             raise ConfigError(self._misfit)
-
-    def do(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What `work` returns or raises."""
-        self.ready()
-        return work(*arguments)
+        return work(self._subjects, *arguments)
 
 
-@dataclass(frozen=True)
-class ClusterWorkers:
-    """Workers of a Ray cluster that measure tasks, each model on workers of its own.
+class RayExecutor(WorkerExecutor):
+    """Each model on actors of its own, as many as its share of the cluster allows.
 
     Args:
+        models: to be measured.
         address: of the cluster, as `ray.init` takes it; `None` for the one Ray finds, else one on this machine.
         threads: each worker computes with.
         load_subject: loads a model by its name; a function of a module.
         start: called first of all in every worker; a function of a module too.
     """
 
-    address: str | None
-    threads: int
-    load_subject: SubjectLoader
-    start: Callable[[], None] | None = None
+    def __init__(
+        self,
+        models: Sequence[str],
+        address: str | None,
+        threads: int,
+        load_subject: SubjectLoader,
+        start: Callable[[], None] | None = None,
+    ) -> None:
+        self.jobs = self.models_left = len(set(models))
+        self.threads = threads
+        self.stopped = threading.Event()
+        self._address = address
+        self._settings = load_subject, threads, start
+        self._crews: list[_Crew] = []
 
-    def run(self, tasks: Sequence[ModelTask], emit: events.Listener) -> Outcomes:
-        """Yield every task with its outcome as soon as it is there; leaving the iterator ends the workers at once.
+    def run(self, measure: Measure, tasks: Sequence[ModelTask], emit: Tell) -> Outcomes:
+        """Yield every task with its outcome as soon as it is there; leaving the iterator ends all workers at once.
 
         Raises:
             UnsupportedError: Ray is not installed.
             ConfigError: there is no cluster at the address.
         """
-        of_models: dict[str, list[ModelTask]] = {}
+        with connected(self._address):
+            yield from super().run(measure, tasks, emit)
+
+    def lanes(self, tasks: Sequence[ModelTask]) -> list[list[ModelTask]]:
+        """The tasks of each model one after another, so that it is loaded once."""
+        by_model: dict[str, list[ModelTask]] = {}
         for task in tasks:
-            of_models.setdefault(task.model, []).append(task)
-        told: queue.SimpleQueue[events.Event | tuple[ModelTask, TaskOutcome]] = queue.SimpleQueue()
-        with connected(self.address), ThreadPoolExecutor(len(of_models), "model") as threads:
-            crews = _Crews(self, len(of_models))
-            try:
-                for of_model in of_models.values():
-                    threads.submit(self._measure, crews, of_model, told)
-                left = len(tasks)
-                while left:
-                    match told.get():
-                        case events.Event() as event:
-                            emit(event)
-                        case task, outcome:
-                            left -= 1
-                            yield task, outcome
-            finally:
-                crews.stop()
+            by_model.setdefault(task.model, []).append(task)
+        return list(by_model.values())
 
-    def _measure(self, crews: _Crews, tasks: Sequence[ModelTask], told: queue.SimpleQueue[Any]) -> None:
-        """All tasks of one model, in order, in a thread of their own, on the same workers."""
-        crew = crews.crew(tasks[0].model)
-        try:
-            for task in tasks:
-                told.put((task, measure_task(task, subject_here, told.put, crew)))
-        finally:
-            crews.dismiss(crew)
-
-
-class _Crews:
-    """The workers of all models."""
-
-    def __init__(self, settings: ClusterWorkers, models: int) -> None:
-        self.settings = settings
-        self._stopped = threading.Event()
-        self._models = models
-        self._crews: list[_Crew] = []
-        self._lock = threading.Lock()
-
-    def crew(self, model: str) -> _Crew:
+    @contextmanager
+    def crew(self, model: str) -> Iterator[_Crew]:
+        """Actors for the model, which begin when they are needed."""
         crew = _Crew(model, self)
-        with self._lock:
-            self._crews.append(crew)
-        return crew
-
-    def share(self, places: int) -> int:
-        """How many of the places for one model's workers it may take, so that other models are not kept waiting."""
-        with self._lock:
-            return max(1, places // max(1, self._models))
-
-    def dismiss(self, crew: _Crew) -> None:
-        with self._lock:
-            self._models -= 1
-        crew.dismiss()
-
-    def refuse_if_stopped(self) -> None:
-        if self._stopped.is_set():
-            raise _StoppedError
-
-    def stop(self) -> None:
-        self._stopped.set()
-        with self._lock:
-            crews = list(self._crews)
-        for crew in crews:
+        self._crews.append(crew)
+        try:
+            yield crew
+        finally:
+            self.models_left -= 1
             crew.dismiss()
 
+    def stop(self) -> None:
+        """Kill all actors."""
+        self.stopped.set()
+        for crew in self._crews:
+            crew.dismiss()
 
-@dataclass(eq=False)
+    def begin_worker(self, model: str) -> Any:
+        """A new actor for the model; it waits where the cluster has no room now."""
+        import ray
+
+        needs = needs_of(model, self.threads)
+        options = {
+            "num_cpus": needs.num_cpus,
+            "num_gpus": needs.num_gpus,
+            "memory": needs.memory,
+            "resources": dict(needs.custom),
+            "max_restarts": -1,
+            "max_task_retries": RETRIES,
+        }
+        return ray.remote(Worker).options(**options).remote(*self._settings, str(Path.cwd()), _versions())
+
+
 class _Crew:
-    """The workers of one model; an executor."""
+    """The actors of one model."""
 
-    model: str
-    crews: _Crews
-    _hired: list[Any] = field(default_factory=list)
-    _starting: dict[Any, Any] = field(default_factory=dict)
-    _idle: list[Any] = field(default_factory=list)
+    def __init__(self, model: str, executor: RayExecutor) -> None:
+        self._model = model
+        self._executor = executor
+        self._actors: list[Any] = []
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.Lock()
 
-    def do(self, work: Callable[[], Answer]) -> Answer:
-        """What `work` returns or raises.
+    @property
+    def size(self) -> int:
+        """The model's share of the places where it fits, so that other models are not kept waiting."""
+        return max(1, self._places() // max(1, self._executor.models_left))
+
+    def do(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What `work` returns or raises in one of the actors.
 
         Raises:
-            WorkerLostError: it was lost again and again, or no node can hold one.
+            WorkerLostError: its worker was lost again and again, or no node can hold one.
         """
-        ((_, answer),) = self._spread(work, [()], lambda _: 1)
-        if isinstance(answer, WorkerLostError):
-            raise answer
-        return answer
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    def run(
-        self, work: Callable[[Cell], Outcome], cells: Sequence[Cell]
-    ) -> Iterator[tuple[Cell, Outcome | WorkerLostError]]:
-        """Yield every cell with its outcome, or why it has none, as soon as it is there."""
-        for (cell,), outcome in self._spread(work, [(cell,) for cell in cells], self.crews.share):
-            yield cell, outcome
+        actor = self._free_actor()
+        try:
+            reference = actor.do.remote(work, *arguments)
+            return self._wait(lambda: ray.get(reference, timeout=_LOOK_ROUND), GetTimeoutError)
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayError as error:
+            self._refuse_if_stopped()
+            raise WorkerLostError(LOST) from error
+        finally:
+            self._idle.put((actor, None))
 
     def dismiss(self) -> None:
-        """End the workers, whatever they do."""
+        """End the actors, whatever they do."""
         import ray
 
-        for actor in self._hired:
+        with self._lock:
+            actors, self._actors = self._actors, []
+        for actor in actors:
             ray.kill(actor)
-        self._hired, self._starting, self._idle = [], {}, []
 
-    def _spread(
-        self, work: Callable[..., Any], items: Sequence[tuple[Any, ...]], wanted: Callable[[int], int]
-    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Every item with what `work` made of it, computed by whichever worker is free."""
-        import ray
+    def _free_actor(self) -> Any:
+        """An actor that has nothing to do: the first that is ready, where all are busy or still beginning."""
+        with self._lock:
+            self._refuse_if_stopped()
+            if self._idle.empty() and len(self._actors) < self.size:
+                self._begin()
+        while True:
+            actor, error = self._wait(lambda: self._idle.get(timeout=_LOOK_ROUND), queue.Empty)
+            if error is None:
+                return actor
+            with self._lock:
+                self._actors.remove(actor)
+                if not self._actors:
+                    raise WorkerLostError(
+                        "A worker of the Ray cluster cannot begin; kvprobe must be installed on every node as it is "
+                        f"here ({error})."
+                    )
 
-        left = deque(items)
-        busy: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
-        try:
-            self.crews.refuse_if_stopped()
-            shared = ray.put(work)
-            self._hire(min(len(items), wanted(self._places())))
-            while left or busy:
-                while left and self._idle:
-                    actor, item = self._idle.pop(), left.popleft()
-                    busy[actor.do.remote(shared, *item)] = (actor, item)
-                reference = self._first_of([*busy, *self._starting])
-                if reference in self._starting:
-                    self._begin(reference)
-                    continue
-                actor, item = busy[reference]
-                answer = _answer(reference)
-                del busy[reference]
-                self._idle.append(actor)
-                yield item, answer
-        except _NoPlaceError as error:
-            for item in [*(item for _, item in busy.values()), *left]:
-                yield item, WorkerLostError(str(error))
-        finally:
-            self._idle.extend(actor for actor, _ in busy.values())
+    def _begin(self) -> None:
+        actor = self._executor.begin_worker(self._model)
+        self._actors.append(actor)
+        ready = actor.ready.remote().future()
+        ready.add_done_callback(lambda began: self._idle.put((actor, began.exception())))
 
-    def _hire(self, workers: int) -> None:
-        import ray
-
-        settings, needs = self.crews.settings, self._needs()
-        while len(self._hired) < workers:
-            actor = (
-                ray.remote(Worker)
-                .options(
-                    num_cpus=needs.num_cpus,
-                    num_gpus=needs.num_gpus,
-                    memory=needs.memory,
-                    resources=dict(needs.custom),
-                    max_restarts=-1,
-                    max_task_retries=RETRIES,
-                )
-                .remote(settings.load_subject, settings.threads, settings.start, str(Path.cwd()), _versions())
-            )
-            self._hired.append(actor)
-            self._starting[actor.ready.remote()] = actor
-
-    def _begin(self, reference: Any) -> None:
-        actor = self._starting.pop(reference)
-        if isinstance(answer := _answer(reference), WorkerLostError):
-            self._hired.remove(actor)
-            if self._hired:
-                return
-            raise _NoPlaceError(
-                "A worker of the Ray cluster cannot begin; kvprobe must be installed on every node as it is here "
-                f"({answer.__cause__})."
-            )
-        self._idle.append(actor)
-
-    def _first_of(self, references: list[Any]) -> Any:
-        """The first reference that has an answer."""
-        import ray
-
+    def _wait(self, look: Callable[[], Answer], nothing: type[Exception]) -> Answer:
+        """What `look` finds, again and again, as long as there is a node that could hold a worker."""
         placeless_since = None
         while True:
-            self.crews.refuse_if_stopped()
-            done, _ = ray.wait(references, timeout=_LOOK_ROUND)
-            if done:
-                return done[0]
-            if places_on(ray.nodes(), self._needs()):
-                placeless_since = None
-            elif placeless_since is None:
-                placeless_since = time.monotonic()
-            elif time.monotonic() - placeless_since > PATIENCE:
-                self._places()
+            self._refuse_if_stopped()
+            try:
+                return look()
+            except nothing:
+                now = time.monotonic()
+                placeless_since = None if self._count_places() else placeless_since or now
+                if placeless_since is not None and now - placeless_since > PATIENCE:
+                    self._places()
+
+    def _refuse_if_stopped(self) -> None:
+        if self._executor.stopped.is_set():
+            raise StoppedError
 
     def _places(self) -> int:
         """How many workers of this model the cluster could hold if nothing else ran there."""
         import ray
 
-        nodes, needs = ray.nodes(), self._needs()
-        if places := places_on(nodes, needs):
+        if places := self._count_places():
             return places
-        largest = [f"{node['NodeManagerHostname']} has {told(node['Resources'])}" for node in nodes if node["Alive"]]
-        raise _NoPlaceError(
-            f"{self.model} needs {told(demand(needs))}, and no node of the Ray cluster has that "
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        largest = [f"{node['NodeManagerHostname']} has {told(node['Resources'])}" for node in alive]
+        needs = needs_of(self._model, self._executor.threads)
+        raise WorkerLostError(
+            f"{self._model} needs {told(demand(needs))}, and no node of the Ray cluster has that "
             f"({'; '.join(largest[:4])}); add such a node, or change 'resources' in the model's YAML."
         )
 
-    def _needs(self) -> Resources:
-        return needs_of(self.model, self.crews.settings.threads)
+    def _count_places(self) -> int:
+        import ray
 
-
-class _StoppedError(Exception):
-    """The run was interrupted."""
-
-
-class _NoPlaceError(KvprobeError):
-    """No node can hold a worker."""
+        return places_on(ray.nodes(), needs_of(self._model, self._executor.threads))
 
 
 @contextmanager
@@ -356,21 +289,6 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _answer(reference: Any) -> Any:
-    """What the work of a worker returned or raises, or the error that the worker was lost."""
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        raise error.cause from error
-    except RayError as error:
-        lost = WorkerLostError(_LOST)
-        lost.__cause__ = error
-        return lost
-
-
 def _versions() -> dict[str, str]:
     """What must be the same everywhere for cells to be the same."""
     return {"kvprobe's source": provenance.source_hash()[:12], **provenance.package_versions()}
@@ -383,6 +301,6 @@ def _misfit(versions: Mapping[str, str]) -> str:
     if not different:
         return ""
     return (
-        f"On node {provenance.machine()['host']} of the Ray cluster {'; '.join(different)} as where the run was started"
+        f"On node {platform.node()} of the Ray cluster {'; '.join(different)} as where the run was started"
         ", so that results would differ; install the same versions on every node."
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -156,97 +157,82 @@ def ignore(event: Event) -> None:
     """The listener of who does not watch."""
 
 
-class Pace:
-    """How far the work is and how long it will take.
+@dataclass(frozen=True)
+class HereOnly:
+    """A listener in this process, whose copies in other processes hear nothing."""
 
-    What is found in the store counts as done but not as work, so that a resumed run's estimate is its own.
+    listener: Listener
 
-    Args:
-        total: all the work, in any unit.
-        clock: in seconds.
-    """
+    def __call__(self, event: Event) -> None:
+        """Hand the event on."""
+        self.listener(event)
 
-    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total = total
-        self.done = self.worked = 0.0
-        self._clock = clock
-        self._began = clock()
-
-    def skip(self, amount: float) -> None:
-        """`amount` needs no work."""
-        self.done += amount
-
-    def work(self, amount: float) -> None:
-        """`amount` was worked off."""
-        self.done += amount
-        self.worked += amount
-
-    def fraction(self, part: float = 0.0) -> float:
-        """Share of the whole that is done when `part` of the present work is too."""
-        return min(1.0, (self.done + part) / self.total) if self.total else 1.0
-
-    def seconds_left(self, part: float = 0.0) -> float | None:
-        """Estimated seconds to the end when `part` of the present work is done too."""
-        worked = self.worked + part
-        if worked <= 0:
-            return None
-        return (self._clock() - self._began) / worked * max(0.0, self.total - self.done - part)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (ignore,)
 
 
 @dataclass
-class _UnderWay:
-    """Cells of a model, and how many of them are done."""
+class _Unit:
+    """A model of an experiment: its cells, how many were found, and the measured part of the others by block."""
 
     cells: int = 1
-    done: int = 0
+    found: int = 0
+    parts: dict[int, float] = field(default_factory=dict)
+    over: bool = False
+
+    @property
+    def measured(self) -> float:
+        """Share that was measured now."""
+        return sum(self.parts.values()) / self.cells
+
+    @property
+    def done(self) -> float:
+        """Share that is done."""
+        # Nothing is left to do of a model that failed, nor of one without cells.
+        return 1.0 if self.over else self.found / self.cells + self.measured
 
 
 class Tracker:
-    """Hands all events on and adds how far the whole is; each model of each experiment is one unit of work.
-
-    Several models may be under way at once, but no model in two experiments.
+    """Hands all events on and adds how far the whole is; each model of each experiment is a unit of equal size.
 
     Args:
-        models: of all experiments; one that is in several counts in each.
+        units: how many there are.
         listener: who is told.
+        clock: in seconds.
     """
 
-    def __init__(self, models: int, listener: Listener) -> None:
+    def __init__(self, units: int, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self.finished = 0
-        self._pace = Pace(models)
         self._listener = listener
-        self._over = 0
-        self._under_way: dict[str, _UnderWay] = {}
+        self._clock, self._began = clock, clock()
+        self._count = units
+        self._units: dict[Hashable, _Unit] = {}
 
-    def __call__(self, event: Event) -> None:
-        """Take in an event."""
+    def __call__(self, unit: Hashable, event: Event) -> None:
+        """Take in an event of a unit."""
+        of_model = self._units.setdefault(unit, _Unit())
         match event:
             case CellAdvanced():
-                self._tell(event.model, event.block, event.part / self._under_way[event.model].cells)
-                return
-            case ModelStarted():
-                self._under_way[event.model] = _UnderWay()
+                of_model.parts[event.block] = max(event.part, of_model.parts.get(event.block, 0.0))
             case ModelReady():
-                self._under_way[event.model] = _UnderWay(max(1, event.cells), event.finished)
+                of_model.cells, of_model.found = max(1, event.cells), event.finished
                 self.finished += event.finished
-                self._pace.skip(event.finished / max(1, event.cells))
             case CellFinished() | CellFailed():
                 self.finished += isinstance(event, CellFinished)
-                of_model = self._under_way[event.model]
-                of_model.done += 1
-                self._pace.work(1 / of_model.cells)
+                of_model.parts[event.block] = 1.0
             case ModelFinished():
-                # Nothing is left to do of a model that failed, nor of one without cells.
-                self._under_way.pop(event.model, None)
-                self._over += 1
-                parts = sum(model.done / model.cells for model in self._under_way.values())
-                self._pace.done = max(self._pace.done, self._over + parts)
-        self._listener(event)
+                of_model.over = True
+        if not isinstance(event, CellAdvanced):
+            self._listener(event)
         match event:
-            case CellFinished() | CellFailed():
+            case CellAdvanced() | CellFinished() | CellFailed():
                 self._tell(event.model, event.block)
             case ModelFinished():
                 self._tell(event.model, 0)
 
-    def _tell(self, model: str, block: int, part: float = 0.0) -> None:
-        self._listener(Progress(model, block, self._pace.fraction(part), self._pace.seconds_left(part)))
+    def _tell(self, model: str, block: int) -> None:
+        done = sum(unit.done for unit in self._units.values())
+        # What was found in the store is no work, so that the estimate of a resumed run is its own.
+        measured = sum(unit.measured for unit in self._units.values())
+        left = (self._clock() - self._began) / measured * max(0.0, self._count - done) if measured else None
+        self._listener(Progress(model, block, min(1.0, done / self._count), left))

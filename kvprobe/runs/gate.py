@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from kvprobe.errors import GateError
 from kvprobe.runs.config import GateConfig
+from kvprobe.runs.records import StoredEffect
 from kvprobe.stats import Effect, StatisticsConfig, proportion
 
 
@@ -40,7 +41,7 @@ class GateReport:
     not_flipped: int
     reversed: int
     included: int
-    oracle_accuracy: Effect | None
+    oracle_accuracy: StoredEffect | None
     answer_mass: float | None
     passed: bool
     reason: str
@@ -49,17 +50,6 @@ class GateReport:
     def excluded(self) -> int:
         """Measured pairs that do not count."""
         return self.measured - self.included
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        accuracy = self.oracle_accuracy.to_record() if self.oracle_accuracy else None
-        return asdict(self) | {"oracle_accuracy": accuracy}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> GateReport:
-        """The report that `to_record` wrote."""
-        accuracy = record["oracle_accuracy"]
-        return cls(**{**record, "oracle_accuracy": Effect.from_record(accuracy) if accuracy else None})
 
 
 def apply_gate(

@@ -14,12 +14,30 @@ from kvprobe.models.subject import Subject
 from kvprobe.probes.base import PROBES, Probe
 from kvprobe.runs import provenance
 from kvprobe.runs.config import ExperimentConfig
-from kvprobe.runs.executors import Cell
 from kvprobe.runs.validation import validated
 from kvprobe.tasks.base import TASKS, Task
 from kvprobe.tasks.pairs import Pair, PromptPair, align
 
 OWN_PROMPTS = "own_prompt"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The unit of work: one model and one block of instances.
+
+    Args:
+        model: its name.
+        block: number of the block within the model.
+        first: index of its first pair among the model's aligned pairs.
+        pairs: the aligned pairs of the block.
+        key: hash of everything that determines the cell.
+    """
+
+    model: str
+    block: int
+    first: int
+    pairs: tuple[Pair, ...]
+    key: str
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ def threads() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What is told in the run log only: host, processor, process."""
-    return {"host": platform.node(), "system": platform.platform(), "cores": os.cpu_count(), "process": os.getpid()}
+    """What is told in the run log only."""
+    return {"system": platform.platform(), "cores": os.cpu_count()}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

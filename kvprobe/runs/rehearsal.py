@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.errors import KvprobeError
-from kvprobe.runs.measuring import SubjectLoader
 from kvprobe.runs.preparation import Plan, Preparation, prepare
+from kvprobe.runs.subjects import SubjectLoader
 from kvprobe.tasks.pairs import Pair
 
 # Few pairs are enough for the time of one; probes that cut pairs into folds need several.

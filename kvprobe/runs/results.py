@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import traceback
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
-from kvprobe.errors import StoreError, UnknownNameError
+from kvprobe.errors import KvprobeError, StoreError, UnknownNameError
 from kvprobe.runs.claims import Verdict
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.gate import GateReport
+from kvprobe.runs.records import StoredEffect
 from kvprobe.stats import Effect
 from kvprobe.viewing import Viewable
 
@@ -54,7 +57,7 @@ class ModelResult(Viewable):
     reason: str
     identity: dict[str, Any] = field(default_factory=dict)
     gate: GateReport | None = None
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[StoredEffect, ...] = ()
     failures: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
 
@@ -69,32 +72,31 @@ class ModelResult(Viewable):
             raise UnknownNameError("effect", name, by_name)
         return by_name[name]
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "name": self.name,
-            "status": str(self.status),
-            "reason": self.reason,
-            "identity": self.identity,
-            "gate": self.gate.to_record() if self.gate else None,
-            "effects": [effect.to_record() for effect in self.effects],
-            "failures": list(self.failures),
-            "cells": list(self.cells),
-        }
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> ModelResult:
-        """The result that `to_record` wrote."""
-        return cls(
-            name=record["name"],
-            status=Status(record["status"]),
-            reason=record["reason"],
-            identity=record["identity"],
-            gate=GateReport.from_record(record["gate"]) if record["gate"] else None,
-            effects=tuple(Effect.from_record(effect) for effect in record["effects"]),
-            failures=tuple(record["failures"]),
-            cells=tuple(record["cells"]),
-        )
+@dataclass(frozen=True)
+class ModelOutcome:
+    """What became of a model, and the rows of its cells with `cell` and `included`."""
+
+    result: ModelResult
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an experiment has no result: one sentence, and the traceback where it is a bug."""
+
+    experiment: str
+    message: str
+    details: str = ""
+    error: Exception | None = field(default=None, compare=False, repr=False)
+
+
+def failure_of(experiment: str, error: Exception) -> Failure:
+    """What is told of an error: what kvprobe raises on purpose is a sentence, anything else keeps its traceback."""
+    if isinstance(error, KvprobeError):
+        return Failure(experiment, str(error), error=error)
+    details = "".join(traceback.format_exception(error))
+    return Failure(experiment, f"{type(error).__name__}: {error}", details, error)
 
 
 @dataclass(frozen=True)
@@ -143,10 +145,14 @@ class RunResult(Viewable):
             "profile": self.config.profile,
             "source": self.config.source,
             "config": self.config.model_dump(mode="json", exclude={"source", "profile"}),
-            "models": [result.to_record() for result in self.models.values()],
-            "verdicts": [verdict.to_record() for verdict in self.verdicts],
+            "models": _MODELS.dump_python(tuple(self.models.values()), mode="json"),
+            "verdicts": _VERDICTS.dump_python(self.verdicts, mode="json"),
             "provenance": self.provenance,
         }
+
+
+_MODELS = TypeAdapter(tuple[ModelResult, ...])
+_VERDICTS = TypeAdapter(tuple[Verdict, ...])
 
 
 def load_result(folder: str | Path) -> RunResult:
@@ -161,8 +167,8 @@ def load_result(folder: str | Path) -> RunResult:
         config = ExperimentConfig.model_validate(
             {**record["config"], "source": record["source"], "profile": record["profile"]}
         )
-        models = [ModelResult.from_record(model) for model in record["models"]]
-        verdicts = tuple(Verdict.from_record(verdict) for verdict in record["verdicts"])
+        models = _MODELS.validate_python(record["models"])
+        verdicts = _VERDICTS.validate_python(record["verdicts"])
     except FileNotFoundError as error:
         raise StoreError(f"{path} holds no finished run (no {SUMMARY}); run the experiment first.") from error
     except OSError as error:

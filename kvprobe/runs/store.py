@@ -19,6 +19,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ import pyarrow.parquet as pq
 from kvprobe.errors import KvprobeError, NumericsError, StoreError
 
 SHORT_HASH = 12
-Row = Mapping[str, Any]
 
 
 class DamagedCellError(KvprobeError):
@@ -91,7 +91,7 @@ class Store:
                 return found
         return None
 
-    def save(self, key: str, rows: Sequence[Row], provenance: Mapping[str, Any]) -> StoredCell:
+    def save(self, key: str, rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> StoredCell:
         """Write a finished cell; bytes depend on the rows and the provenance alone.
 
         Raises:
@@ -117,8 +117,9 @@ class Store:
         """Write `text` as `name` in the experiment's folder."""
         return self._write(self.folder / name, text.encode())
 
-    def log(self, entry: Mapping[str, Any]) -> None:
-        """Add one line to the run log, the only file whose content may differ between two equal runs."""
+    def log(self, event: str, **details: Any) -> None:
+        """Add one line, with the time, to the run log: the only file whose content may differ between equal runs."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **details}
         try:
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(entry, sort_keys=True) + "\n")
@@ -157,7 +158,7 @@ class Store:
                 leftover.unlink(missing_ok=True)
 
 
-def table_of(rows: Sequence[Row]) -> pa.Table:
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table: columns in order of first appearance, missing values null, numpy scalars unwrapped.
 
     Raises:

@@ -8,6 +8,8 @@ from typing import Any
 
 from kvprobe.errors import OutOfMemoryError
 
+SubjectLoader = Callable[[str], Any]
+"""Loads a model by its name; called again and again, so it may keep what it loaded."""
 MEMORY_SHARE = 0.25
 """What the kept models may take of the memory, the rest being for caches and activations."""
 
@@ -23,7 +25,7 @@ class SubjectCache:
         keep: models at most.
     """
 
-    def __init__(self, load: Callable[[str], Any], keep: int = 8) -> None:
+    def __init__(self, load: SubjectLoader, keep: int = 8) -> None:
         self._load = load
         self._keep = keep
         self._kept: OrderedDict[str, Any] = OrderedDict()

@@ -32,7 +32,7 @@ from kvprobe.cli import doctor  # noqa: E402, F401 - they register themselves
 from kvprobe.cli.app import app  # noqa: E402
 from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError, WorkerLostError  # noqa: E402
 from kvprobe.models.config import Resources, read_model_config  # noqa: E402
-from kvprobe.runs import SectionResult, cluster, events, provenance, ray_resources, run_section  # noqa: E402
+from kvprobe.runs import SectionResult, cluster, events, executors, provenance, ray_resources, run_section  # noqa: E402
 from kvprobe.runs.events import Tracker  # noqa: E402
 from kvprobe.runs.results import Status  # noqa: E402
 
@@ -124,14 +124,14 @@ def task(**changes: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_cell_that_kills_every_worker_fails_alone(tmp_path: Path, two_nodes: Callable[..., Any]) -> None:
     deaths = tmp_path / "deaths"
-    fatal = {"kill": str(deaths), "times": cluster.RETRIES + 1}
+    fatal = {"kill": str(deaths), "times": executors.RETRIES + 1}
     config = experiment("doomed", parameters=fatal, block_size=12)
     section = run(tmp_path / "ray", [config], two_nodes().address)
     models = section.results[0].models
-    assert len(deaths.read_text()) == cluster.RETRIES + 1
+    assert len(deaths.read_text()) == executors.RETRIES + 1
     assert models["red"].status is Status.MEASURED
     assert models["blue"].status is Status.FAILED
-    assert models["blue"].failures == (f"Block 0: {cluster._LOST}",)
+    assert models["blue"].failures == (f"Block 0: {executors.LOST}",)
     # The same command measures what is left, and nothing else.
     again = run(tmp_path / "ray", [config], None)
     assert not again.failed
@@ -280,16 +280,17 @@ def test_progress_of_models_side_by_side_never_goes_back() -> None:
     seen: list[float] = []
     tracker = Tracker(4, lambda event: seen.append(event.fraction) if isinstance(event, events.Progress) else None)
     for model in ("a", "b"):
-        tracker(events.ModelStarted(model, 1, 2))
-        tracker(events.ModelReady(model, 30, 0, 3, 0))
-    for model in ("a", "b", "b", "a", "b"):
-        tracker(events.CellFinished(model, 0, "key", 1, 1.0))
-    tracker(events.ModelFinished("b", "measured", ""))
-    tracker(events.ModelFinished("a", "failed", "its last cell is missing"))
+        tracker((1, model), events.ModelStarted(model, 1, 2))
+        tracker((1, model), events.ModelReady(model, 30, 0, 3, 0))
+    for model, block in (("a", 0), ("b", 0), ("b", 1), ("a", 1), ("b", 2)):
+        tracker((1, model), events.CellAdvanced(model, block, 0.5))
+        tracker((1, model), events.CellFinished(model, block, "key", 1, 1.0))
+    tracker((1, "b"), events.ModelFinished("b", "measured", ""))
+    tracker((1, "a"), events.ModelFinished("a", "failed", "its last cell is missing"))
     assert seen[-1] == 0.5
     for model in ("a", "b"):
-        tracker(events.ModelStarted(model, 1, 2))
-        tracker(events.ModelFinished(model, "not applicable", ""))
+        tracker((2, model), events.ModelStarted(model, 1, 2))
+        tracker((2, model), events.ModelFinished(model, "not applicable", ""))
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 

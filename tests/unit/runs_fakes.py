@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from kvprobe.errors import ModelSourceError, UnknownNameError
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.probes.base import Reading
@@ -71,6 +73,7 @@ class Identity:
     dtype: str = "float32"
     attention: str = "eager"
     device: str = "cpu"
+    parameters: int = 10
 
 
 def load_subject(name: str) -> Any:
@@ -79,7 +82,8 @@ def load_subject(name: str) -> Any:
         raise ModelSourceError("The weights of broken are truncated; pull them again.")
     if name not in {"red", "blue", "hub/model"}:
         raise UnknownNameError("model", name, ["red", "blue"])
-    return SimpleNamespace(name=name, tokenizer=WordTokenizer(), identity=identity(name))
+    where = {"device": torch.device("cpu"), "dtype": torch.float32}
+    return SimpleNamespace(name=name, tokenizer=WordTokenizer(), identity=identity(name), **where)
 
 
 def identity(name: str) -> Identity:

@@ -12,12 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import torch
-from runs_fakes import FakeProbe, fake_effects
-from runs_fakes import load_subject as load_fake
+from runs_fakes import FakeProbe, fake_effects, load_subject
 
 from kvprobe.figures.bars import Bars
 from kvprobe.figures.by_model import EffectsByModel
@@ -92,15 +89,6 @@ class Together(Blocks):
 
     needs_all_pairs: ClassVar[bool] = True
     reading: ClassVar[Reading] = Reading(fake_effects, FigureSpec("What the fakes recover", PARTS, Undrawable()))
-
-
-def load_subject(name: str) -> Any:
-    """The fake models `red` and `blue`."""
-    fake = load_fake(name)
-    identity = SimpleNamespace(**vars(fake.identity), parameters=10)
-    return SimpleNamespace(
-        name=name, tokenizer=fake.tokenizer, identity=identity, device=torch.device("cpu"), dtype=torch.float32
-    )
 
 
 def fix_provenance() -> None:

@@ -22,7 +22,7 @@ from kvprobe.report.section import Reports, draw_section, letters, write_section
 from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
 from kvprobe.runs import RunResult, SectionResult, provenance
 from kvprobe.runs.explain import explain
-from kvprobe.runs.processes import Failure
+from kvprobe.runs.results import Failure
 from kvprobe.stats import Effect, Label
 
 assert look

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvprobe.errors import ConfigError
-from kvprobe.runs.claims import Claim, Outcome, Verdict, adjust, judge, not_applicable, parse_statement
+from kvprobe.runs.claims import Claim, Outcome, adjust, judge, not_applicable, parse_statement
 from kvprobe.stats import Effect, Label
 
 numbers = st.floats(-5, 5, allow_nan=False)
@@ -153,13 +153,6 @@ def test_no_p_where_the_data_bound_nothing() -> None:
     spread = {"standard_error": 0.1, "degrees_of_freedom": 9.0}
     unbounded = effect(-math.inf, math.inf, estimate=0.0, extra=spread)
     assert judge(Claim(id="c", statement="x.y < 0.5"), "m", [unbounded]).p_value is None
-
-
-def test_records_round_trip() -> None:
-    verdict = judge(Claim(id="c", statement="x.y < 1"), "m", [effect(0, 0.5)])
-    assert Verdict.from_record(verdict.to_record()) == verdict
-    skipped = not_applicable(Claim(id="c", statement="x.y < 1"), "m", "gate")
-    assert Verdict.from_record(skipped.to_record()) == skipped
 
 
 @pytest.mark.parametrize(("p", "outcome"), [(0.01, Outcome.REPRODUCED), (0.6, Outcome.INCONCLUSIVE)])

@@ -89,9 +89,3 @@ def test_too_few_pairs_that_count() -> None:
     assert not report.passed
     assert report.reason.startswith("Only 3 of 6 pairs")
     assert gated(table([(-1.0, 1.0)]))[1].passed  # a single prompt of one's own
-
-
-def test_records_round_trip() -> None:
-    for rows in (table([(-1.0, 1.0)] * 6), pd.DataFrame()):
-        _, report = gated(rows)
-        assert GateReport.from_record(report.to_record()) == report

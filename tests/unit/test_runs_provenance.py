@@ -12,8 +12,7 @@ import pytest
 
 import kvprobe
 from kvprobe.runs import provenance
-from kvprobe.runs.executors import Cell
-from kvprobe.runs.preparation import labelled
+from kvprobe.runs.preparation import Cell, labelled
 
 
 @pytest.fixture

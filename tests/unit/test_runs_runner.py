@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from kvprobe.errors import (
 )
 from kvprobe.runs import events, load_result, preparation, provenance, run_experiment, runner
 from kvprobe.runs.claims import Outcome
-from kvprobe.runs.events import Pace
-from kvprobe.runs.executors import InProcessExecutor
+from kvprobe.runs.events import Tracker
+from kvprobe.runs.executors import InProcessExecutor, Measure, ModelTask, Outcomes, Tell
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.tasks.gated_decision import GatedDecision
 
@@ -139,13 +139,17 @@ def test_where_the_weights_lie_is_not_in_the_key(
 
 
 class _Backwards(InProcessExecutor):
-    def run(self, work: Any, cells: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        return super().run(work, list(reversed(cells)))
+    """The last model first, and three cells at a time."""
+
+    size = 3
+
+    def run(self, measure: Measure, tasks: Sequence[ModelTask], emit: Tell) -> Outcomes:
+        return super().run(measure, list(reversed(tasks)), emit)
 
 
 def test_the_executor_does_not_change_the_result(tmp_path: Path, probe: FakeProbe) -> None:
     run(tmp_path / "one")
-    run(tmp_path / "two", executor=_Backwards())
+    run(tmp_path / "two", executor=_Backwards(load_subject))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -180,8 +184,7 @@ def test_a_probe_that_needs_all_pairs_gets_them_in_one_cell(tmp_path: Path, prob
     first = run(tmp_path / "one", on_event=seen.append)
     assert given == [20, 20]
     assert [len(model.cells) for model in first.models.values()] == [1, 1]
-    assert isinstance(seen[0], events.RunStarted)
-    assert seen[0].cells == 2
+    assert [event.cells for event in seen if isinstance(event, events.RunStarted)] == [2]
     assert [event.fraction for event in seen if isinstance(event, events.Progress)][-1] == 1.0
     before = contents(tmp_path / "one")
     run(tmp_path / "one")
@@ -454,18 +457,24 @@ def test_progress_reaches_the_end_and_never_goes_back(tmp_path: Path, probe: Fak
     fractions = [event.fraction for event in seen if isinstance(event, events.Progress)]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
-    assert isinstance(seen[0], events.RunStarted)
-    assert isinstance(seen[-1], events.RunFinished)
+    assert isinstance(seen[1], events.RunStarted)
+    assert isinstance(seen[-2], events.RunFinished)
 
 
 def test_time_left_is_of_this_runs_own_pace() -> None:
-    now = [0.0]
-    pace = Pace(total=10, clock=lambda: now[0])
-    assert pace.seconds_left() is None
-    pace.skip(5)  # found in the store: no work
+    now, seen = [0.0], []
+    tracker = Tracker(2, seen.append, clock=lambda: now[0])
+
+    def tell(event: events.Event) -> events.Progress:
+        tracker("unit", event)
+        return seen[-1]
+
+    tell(events.ModelReady("a", 10, 0, 10, 5))  # half of it is found in the store: no work
     now[0] = 3.0
-    assert pace.seconds_left() is None
-    assert pace.seconds_left(0.5) == pytest.approx(6.0 * 4.5)
-    pace.work(1)
-    assert pace.seconds_left() == pytest.approx(3.0 * 4)
-    assert pace.fraction() == pytest.approx(0.6)
+    assert tell(events.CellAdvanced("a", 5, 0.0)).seconds_left is None
+    advanced = tell(events.CellAdvanced("a", 5, 0.5))
+    assert advanced.seconds_left == pytest.approx(3.0 / 0.05 * 1.45)
+    finished = tell(events.CellFinished("a", 5, "key", 1, 1.0))
+    assert finished.seconds_left == pytest.approx(3.0 / 0.1 * 1.4)
+    assert finished.fraction == pytest.approx(0.3)
+    assert tell(events.ModelFinished("a", "failed", "four cells are missing")).fraction == 0.5

@@ -26,6 +26,7 @@ from kvprobe.models import memory
 from kvprobe.runs import SectionResult, events, provenance, run_section
 from kvprobe.runs.capacity import limited_threads, possible_jobs, threads_of_each
 from kvprobe.runs.claims import Claim, Outcome, adjust, judge
+from kvprobe.runs.executors import LOST
 from kvprobe.runs.results import Status
 from kvprobe.runs.section import in_order, section_name, sections_of
 from kvprobe.runs.subjects import SubjectCache
@@ -90,7 +91,7 @@ def test_processes_change_no_byte_and_a_killed_one_loses_nothing(tmp_path: Path)
     later = {"kill": str(tmp_path / "more"), "times": 9, "after": str(deaths)}
     configs = [
         experiment("blocks", parameters={"kill": str(deaths)}),
-        experiment("doomed", models=["blue", "red"], parameters=later),
+        experiment("doomed", models=["blue", "red"], parameters=later, block_size=12),
         experiment("together", probe="test_together"),
     ]
     deaths.write_text("x")  # nothing dies in this process
@@ -103,11 +104,11 @@ def test_processes_change_no_byte_and_a_killed_one_loses_nothing(tmp_path: Path)
     assert [blocks.verdicts, together.verdicts] == [result.verdicts for result in whole.results]
     assert doomed.models["red"].status is Status.MEASURED
     assert doomed.models["blue"].status is Status.FAILED
-    assert "was killed" in doomed.models["blue"].reason
+    assert doomed.models["blue"].failures == (f"Block 0: {LOST}",)
     for name in ("blocks", "together"):
         assert contents(tmp_path / "parts" / name) == contents(tmp_path / "whole" / name)
     measured = logged(tmp_path / "parts", "cell")
-    assert len(measured) == len(set(measured)) == 3 + 3 + 3 + 2
+    assert len(measured) == len(set(measured)) == 3 + 3 + 1 + 2
     assert [event.jobs for event in seen if isinstance(event, events.SectionStarted)] == [2]
     assert [event.fraction for event in seen if isinstance(event, events.Progress)][-1] == 1.0
 
