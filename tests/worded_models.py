@@ -16,7 +16,10 @@ from transformers.cache_utils import DynamicCache
 
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.tokenizer import build_tokenizer
+from kvprobe.probes.base import Probe
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.base import Task
+from kvprobe.tasks.extra_lines import Subjects, line_tokens
 from kvprobe.tasks.pairs import Pair, align
 
 TOKENIZER = build_tokenizer()
@@ -65,6 +68,30 @@ def labelled(rows: Sequence[dict[str, Any]], pairs: Sequence[Pair]) -> pd.DataFr
     """A probe's rows with their skeletons."""
     table = pd.DataFrame(rows)
     return table.assign(skeleton=[pairs[pair].scenario.skeleton for pair in table["pair"]])
+
+
+def measured(probe: Probe, subject: Subject, pairs: Sequence[Pair]) -> pd.DataFrame:
+    """What a probe measures, with skeletons."""
+    return labelled(probe.measure(subject, pairs, lambda done, total: None), pairs)
+
+
+def effects_of(probe: Probe, rows: pd.DataFrame) -> dict[str, Effect]:
+    """The effects that a probe's reading makes of rows, by name."""
+    sample = Sample.of_model(rows, StatisticsConfig())
+    return {effect.name: effect for effect in probe.read_by().read(probe, sample)}
+
+
+def margin_of(pair: Pair, logits: Tensor) -> float:
+    """The donor's answer less the base's, in logits `[vocab]`."""
+    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+
+
+def with_line(pair: Pair, name: str, *, donor: bool = False) -> list[int]:
+    """Tokens of a prompt of the pair with an extra line before the task, written without the probes."""
+    attributes = pair.scenario.attributes
+    said = Subjects(pair.scenario.wording, *(attributes[key] for key in ("entity", "field", "old", "new")))
+    ids, at = (pair.donor if donor else pair.base).token_ids, pair.base.spans["task"].start
+    return [*ids[:at], *line_tokens(name, said, TOKENIZER), *ids[at:]]
 
 
 def plain_margin(

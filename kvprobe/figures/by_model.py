@@ -70,6 +70,8 @@ def draw_by_model(
 class EffectsByModel:
     """The axes of a probe in the section's figure: effects side by side, models beside each other.
 
+    Effects that no model has take no room.
+
     Args:
         effects: label on the axis, by the effect's name.
         title: the finding, in a few words.
@@ -93,11 +95,12 @@ class EffectsByModel:
     def draw(self, axes: Axes, panels: Sequence[Panel]) -> None:
         """Draw all models into one axes."""
         levels(axes, *self.levels)
-        draw_by_model(axes, panels, self.effects, self.limits)
+        known = {name: label for name, label in self.effects.items() if any(name in panel.effects for panel in panels)}
+        labels = known or self.effects
+        draw_by_model(axes, panels, labels, self.limits)
         if self.slanted:
-            places, labels = range(len(self.effects)), list(self.effects.values())
-            axes.set_xticks(places, labels, rotation=40, ha="right", rotation_mode="anchor")
-            axes.set_xlim(-0.6, len(self.effects) - 0.4)
+            axes.set_xticks(range(len(labels)), list(labels.values()), rotation=40, ha="right", rotation_mode="anchor")
+            axes.set_xlim(-0.6, len(labels) - 0.4)
         if self.ylim:
             axes.set_ylim(*self.ylim)
         if self.label_size:

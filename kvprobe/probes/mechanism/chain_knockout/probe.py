@@ -1,114 +1,62 @@
 """Knockouts around a chain of thought (protocol 1.4 and 1.8, critique ME3): does the chain read the field again?
 
 A chain is generated from each of three caches of a prompt that asks for one: `stale` (the old value and its notes),
-`field_only` (the new value with the old notes) and `new`. Where it ends, the answer's cue stands, put there if the
-chain did not write it, and the decision is read.
+`field_only` (the new value with the old notes) and `new`. The answer's cue ends it, appended where the model did not
+write it, and the decision is read there.
 
-While the chain is generated and decided, all its tokens are kept from attending to
+While the chain is generated and decided, none of its tokens can attend to
 
     block_field      the field
     block_rule       as many tokens of the rule, drawn at random
 
-When it is decided, after a chain that was generated freely, the decision token alone is kept from attending to
+After a chain that was generated freely, only the decision token cannot attend to
 
     mask_field       the field
     mask_downstream  the prompt after the field
     mask_chain       the chain
-    mask_both        prompt after the field and chain
+    mask_both        the prompt after the field, and the chain
     mask_random      as many positions of the prompt after the field as the chain has, drawn at random
 
-Other cells are `free`, without a knockout, and `same_value`, the stale cache computed in another order: its chain ought
-to be the same, token for token. Every arm runs on all three caches, so that what masking does to any decision can be
-told from what it does to a decision that follows the field.
+The remaining cells are `free`, without a knockout, and `same_value`, the stale cache computed in another order, whose
+chain should be the same token for token. Every arm runs on all three caches, which separates what masking does to any
+decision from what it does to a decision that follows the field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import torch
 from pydantic import Field
 
-from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import forward, prefill
-from kvprobe.engine.generation import Generation, generate
+from kvprobe.engine.forward import prefill
+from kvprobe.engine.generation import generate
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch
 from kvprobe.engine.readout import Readout, read_rows
 from kvprobe.engine.sweep import run_patches
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.prefilled_pair import prefilled_in_two_pieces
-from kvprobe.probes.legacy import Probe
-from kvprobe.probes.mechanism.chain_knockout.effects import chain_effects
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.chain_knockout.chains import Cell, Chain, finished
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 CACHES = ("stale", "field_only", "new")
 _Arms = dict[str, tuple[AttentionKnockout, ...]]
 
 
-@dataclass(frozen=True, eq=False)
-class _Cell:
-    """What a chain is generated from, by name and as patches of the base prompt's cache, and what is hidden then."""
-
-    cache: str
-    arm: str
-    patches: tuple[KVPatch, ...]
-    knockouts: tuple[AttentionKnockout, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """A generated chain up to the decision token.
-
-    Attributes:
-        cell: what it was generated from.
-        ids: prompt and chain, ending in the answer's cue.
-        cache: of all of them but the last.
-        written: the tokens that the model wrote.
-        censored: whether the model did not write the cue itself.
-    """
-
-    cell: _Cell
-    ids: tuple[int, ...]
-    cache: KVCache
-    written: tuple[int, ...]
-    censored: bool
-
-
 @PROBES.register("chain_knockout")
 class ChainKnockout(Probe):
     """Whether a chain of thought reads the field again, and whether the decision then needs the old notes."""
 
-    name: ClassVar[str] = "chain_knockout"
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        "free.field_only.follows_new": PaperEntry("cot_knockout", "base", "P_safe"),
-        "mask_downstream.field_only.follows_new": PaperEntry("cot_knockout", "KO_orig_downstream", "P_safe"),
-        "mask_chain.field_only.follows_new": PaperEntry("cot_knockout", "KO_all_fresh_cot", "P_safe"),
-        "block_field.field_only.follows_new": PaperEntry("cot_reread_block", "block_cot_field", "P_correct"),
-        "mask_field.field_only.follows_new": PaperEntry("cot_reread_block", "block_dec_field", "P_correct"),
-        "block_rule.field_only.follows_new": PaperEntry("cot_reread_block", "block_cot_gate", "P_correct"),
-    }
-
-    class Parameters(base.Parameters):
-        """How chains are generated."""
-
-        limit: int = Field(64, ge=1, description="most tokens of a chain; a longer one counts as censored")
-        cue: str = Field("Answer:", description="what ends a chain, and is put after one that did not write it")
-        temperature: float = Field(0.0, ge=0.0, description="0 for the most likely token")
-        seed: int = Field(0, ge=0, description="of sampling and of the random key sets")
+    limit: int = Field(64, ge=1, description="most tokens of a chain; a longer one counts as censored")
+    cue: str = Field("Answer:", description="what ends a chain, and is put after one that did not write it")
+    temperature: float = Field(0.0, ge=0.0, description="0 for the most likely token")
+    seed: int = Field(0, ge=0, description="of sampling and of the random key sets")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair one row for each cache and arm."""
@@ -132,7 +80,7 @@ class ChainKnockout(Probe):
             progress(index + 1, len(pairs))
         return rows
 
-    def _chains(self, subject: Subject, pair: Pair, index: int) -> list[_Chain]:
+    def _chains(self, subject: Subject, pair: Pair, index: int) -> list[Chain]:
         """All chains of a pair, generated side by side from the base prompt's cache."""
         stale, new = (prefill(subject, context.token_ids).cache for context in (pair.base, pair.donor))
         whole = tuple(range(pair.field.start, pair.decision_position))
@@ -142,30 +90,30 @@ class ChainKnockout(Probe):
             "new": (KVPatch(whole, new),),
         }
         cells = [
-            _Cell(name, arm, patches[name], knockouts)
+            Cell(name, arm, patches[name], knockouts)
             for name in CACHES
             for arm, knockouts in self._blocks(pair, index).items()
         ]
         again = KVPatch(whole, prefilled_in_two_pieces(subject, pair), no_op=True)
-        cells.append(_Cell("stale", "same_value", (again,)))
-        cue = encode_segment(self.parameters.cue, subject.tokenizer)
+        cells.append(Cell("stale", "same_value", (again,)))
+        cue = encode_segment(self.cue, subject.tokenizer)
         ends = [[subject.tokenizer.eos_token_id]] if subject.tokenizer.eos_token_id is not None else []
         generated = generate(
             subject,
             pair.base.token_ids,
             stale,
             [(*cell.patches, *cell.knockouts) for cell in cells],
-            limit=self.parameters.limit,
+            limit=self.limit,
             stop=[cue, *ends],
-            temperature=self.parameters.temperature,
-            generator=torch.Generator().manual_seed(1_000_003 * self.parameters.seed + index),
+            temperature=self.temperature,
+            generator=torch.Generator().manual_seed(1_000_003 * self.seed + index),
         )
-        return [_finished(subject, pair, cell, chain, cue) for cell, chain in zip(cells, generated, strict=True)]
+        return [finished(subject, pair, cell, chain, cue) for cell, chain in zip(cells, generated, strict=True)]
 
     def _blocks(self, pair: Pair, index: int) -> _Arms:
         """Knockouts that act on every token from the prompt's last one on."""
         # Room for the cue too, which has no more tokens than bytes.
-        last = pair.decision_position + self.parameters.limit + len(self.parameters.cue.encode())
+        last = pair.decision_position + self.limit + len(self.cue.encode())
         tokens = tuple(range(pair.decision_position, last + 1))
         field = tuple(pair.field.positions)
         arms: _Arms = {"free": (), "block_field": (AttentionKnockout(tokens, field, no_op=True),)}
@@ -176,7 +124,7 @@ class ChainKnockout(Probe):
             arms["block_rule"] = (AttentionKnockout(tokens, part, no_op=True),)
         return arms
 
-    def _masks(self, pair: Pair, chain: _Chain, index: int) -> _Arms:
+    def _masks(self, pair: Pair, chain: Chain, index: int) -> _Arms:
         """Knockouts that act on the decision token alone."""
         decision = (len(chain.ids) - 1,)
         field, downstream = tuple(pair.field.positions), tuple(pair.downstream.positions)
@@ -194,9 +142,9 @@ class ChainKnockout(Probe):
         return {arm: (AttentionKnockout(decision, positions, no_op=True),) for arm, positions in keys.items()}
 
     def _generator(self, index: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64([self.parameters.seed, index]))
+        return np.random.Generator(np.random.PCG64([self.seed, index]))
 
-    def _decide(self, subject: Subject, pair: Pair, chain: _Chain, index: int) -> list[Measurement]:
+    def _decide(self, subject: Subject, pair: Pair, chain: Chain, index: int) -> list[Measurement]:
         """Rows of one chain: its own decision, and with a free chain also the masked ones."""
         arms: _Arms = {chain.cell.arm: chain.cell.knockouts}
         if chain.cell.arm == "free":
@@ -205,38 +153,8 @@ class ChainKnockout(Probe):
         readings = read_rows(logits, pair.base_answer_id, pair.donor_answer_id)
         return [_row(pair, chain, arm, reading) for arm, reading in zip(arms, readings, strict=True)]
 
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Decisions by arm and cache, what each knockout takes away, and how often chains change or are cut off."""
-        return chain_effects(rows, statistics)
 
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Share of decisions that follow the new value, by arm and cache; one column for each model."""
-        from kvprobe.probes.mechanism.chain_knockout.figure import draw_chain_knockout
-
-        return draw_chain_knockout(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """The same on the field-only cache, of all models."""
-        from kvprobe.probes.mechanism.chain_knockout.figure import chain_knockout_panel
-
-        chain_knockout_panel(axes, panels)
-
-
-def _finished(subject: Subject, pair: Pair, cell: _Cell, generation: Generation, cue: Sequence[int]) -> _Chain:
-    """The chain with the answer's cue at its end, whether the model wrote it or not."""
-    written = generation.token_ids
-    ended = list(written[-len(cue) :]) == list(cue)
-    # One that ended otherwise ends in the end token, which has no place before the cue.
-    kept = written if ended or generation.censored else written[:-1]
-    ids = (*pair.base.token_ids, *kept, *(() if ended else cue))
-    held = min(len(generation.cache), len(ids) - 1)
-    cache, waiting = generation.cache.take(slice(0, held)), ids[held:-1]
-    if waiting:
-        cache = forward(subject, waiting, cache, knockouts=cell.knockouts).cache
-    return _Chain(cell, ids, cache, written, not ended)
-
-
-def _row(pair: Pair, chain: _Chain, arm: str, reading: Readout) -> Measurement:
+def _row(pair: Pair, chain: Chain, arm: str, reading: Readout) -> Measurement:
     value = pair.donor.token_ids[pair.field.end - 1]
     return {
         "cache": chain.cell.cache,

@@ -8,18 +8,17 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from worded_models import TOKENIZER, worded
+from worded_models import TOKENIZER, aligned, effects_of, margin_of, measured, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.generation import generate
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
-from kvprobe.probes.mechanism.chain_knockout.effects import chain_effects
-from kvprobe.probes.mechanism.chain_knockout.probe import CACHES, ChainKnockout, _Cell, _finished
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.chain_knockout.chains import Cell, finished
+from kvprobe.probes.mechanism.chain_knockout.probe import CACHES, ChainKnockout
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 LIMIT = 4
 CUE = encode_segment("Answer:", TOKENIZER)
@@ -28,16 +27,12 @@ BLOCKS = ("block_field", "block_rule")
 
 
 def pairs_of(size: int) -> list[Pair]:
-    task = GatedDecision(size=size, mode="think", notes_before=(0, 0), notes_after=(0, 1))
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+    return aligned(GatedDecision(size=size, mode="think", notes_before=(0, 0), notes_after=(0, 1)))
 
 
 @cache
-def measured(family: str, size: int = 2, **parameters: Any) -> pd.DataFrame:
-    pairs = pairs_of(size)
-    probe = ChainKnockout(ChainKnockout.Parameters(limit=LIMIT, **parameters))
-    rows = pd.DataFrame(probe.measure(worded(family), pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+def rows_of(family: str, **parameters: Any) -> pd.DataFrame:
+    return measured(ChainKnockout(limit=LIMIT, **parameters), worded(family), pairs_of(2))
 
 
 def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
@@ -53,7 +48,7 @@ def plain_margin(model: Any, ids: list[int], pair: Pair, hidden: dict[int, list[
     mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
         logits = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1]
-    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+    return margin_of(pair, logits)
 
 
 def plain_chain(model: Any, prompt: list[int], hidden: list[int]) -> list[int]:
@@ -72,7 +67,7 @@ def plain_chain(model: Any, prompt: list[int], hidden: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", ["stale", "new"])
 def test_against_plain_hugging_face(name: str) -> None:
     """Free and blocked chains, and a decision that cannot see the chain or the prompt after the field."""
-    pair, rows, model = pairs_of(2)[0], measured("llama"), worded("llama").model
+    pair, rows, model = pairs_of(2)[0], rows_of("llama"), worded("llama").model
     prompt = list((pair.base if name == "stale" else pair.donor).token_ids)
     found = margins(rows)[name]
     chain = plain_chain(model, prompt, [])
@@ -93,7 +88,7 @@ def test_against_plain_hugging_face(name: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
 def test_every_arm_on_every_cache_and_the_floors(family: str) -> None:
-    rows = measured(family)
+    rows = rows_of(family)
     for index in range(2):
         assert set(margins(rows, index).index) == {(c, a) for c in CACHES for a in ("free", *BLOCKS, *MASKS)}
     same = rows[rows["arm"] == "same_value"]
@@ -109,17 +104,13 @@ def test_every_arm_on_every_cache_and_the_floors(family: str) -> None:
 
 
 def test_sampled_chains_repeat_with_their_seed() -> None:
-    first = measured("qwen3", temperature=3.0)
-    pairs = pairs_of(2)
-    again = ChainKnockout(ChainKnockout.Parameters(limit=LIMIT, temperature=3.0))
-    other = ChainKnockout(ChainKnockout.Parameters(limit=LIMIT, temperature=3.0, seed=1))
-    chains = [
-        [row["chain"] for row in probe.measure(worded("qwen3"), pairs, lambda done, total: None)]
-        for probe in (again, other)
-    ]
-    assert chains[0] == first["chain"].tolist()
-    assert chains[1] != chains[0]
-    assert measured("qwen3")["chain"].tolist() != chains[0]
+    first, pairs = rows_of("qwen3", temperature=3.0), pairs_of(2)
+    again, other = (
+        measured(ChainKnockout(limit=LIMIT, temperature=3.0, seed=seed), worded("qwen3"), pairs) for seed in (0, 1)
+    )
+    assert again["chain"].tolist() == first["chain"].tolist()
+    assert other["chain"].tolist() != first["chain"].tolist()
+    assert rows_of("qwen3")["chain"].tolist() != first["chain"].tolist()
 
 
 def test_a_chain_that_ends_without_the_cue_gets_it() -> None:
@@ -129,7 +120,7 @@ def test_a_chain_that_ends_without_the_cue_gets_it() -> None:
     (cut,) = generate(subject, prompt, base, [()], limit=3, stop=[])
     (ended,) = generate(subject, prompt, base, [()], limit=3, stop=[cut.token_ids[:2]])
     for generation, kept in ((cut, cut.token_ids), (ended, cut.token_ids[:1])):
-        chain = _finished(subject, pair, _Cell("stale", "free", ()), generation, CUE)
+        chain = finished(subject, pair, Cell("stale", "free", ()), generation, CUE)
         assert chain.ids == (*prompt, *kept, *CUE)
         assert chain.censored
         whole = prefill(subject, chain.ids[:-1]).cache
@@ -139,8 +130,8 @@ def test_a_chain_that_ends_without_the_cue_gets_it() -> None:
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="no organisms ship with this checkout")
 def test_an_organism_writes_its_cue_itself_and_reads_the_field_again() -> None:
-    pairs = [align(pair, TOKENIZER) for pair in GatedDecision(size=6, mode="think").prompt_pairs()]
-    rows = pd.DataFrame(ChainKnockout().measure(load_subject("qwen3-note-taker"), pairs, lambda done, total: None))
+    pairs = aligned(GatedDecision(size=6, mode="think"))
+    rows = measured(ChainKnockout(), load_subject("qwen3-note-taker"), pairs)
     free = rows[rows["arm"] == "free"]
     assert not free["censored"].any()
     named = rows[rows["cache"] == "field_only"].groupby("arm")["names_new_value"].mean()
@@ -167,15 +158,11 @@ def made_rows(follows: dict[tuple[str, str], bool], pairs: int = 10) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in chain_effects(rows, StatisticsConfig())}
-
-
 def test_a_drop_on_the_field_only_cache_is_told_from_one_on_every_cache() -> None:
     free = {("free", "stale"): False, ("free", "field_only"): True, ("free", "new"): True}
     reading = {("block_field", "stale"): False, ("block_field", "field_only"): False, ("block_field", "new"): True}
     breaking = {("mask_both", "stale"): False, ("mask_both", "field_only"): False, ("mask_both", "new"): False}
-    effects = effects_of(made_rows({**free, **reading, **breaking}))
+    effects = effects_of(ChainKnockout(), made_rows({**free, **reading, **breaking}))
     assert effects["block_field.drop"].estimate == effects["mask_both.drop"].estimate == 1.0
     assert effects["block_field.drop_over_new"].estimate == 1.0
     assert effects["mask_both.drop_over_new"].estimate == 0.0

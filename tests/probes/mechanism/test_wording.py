@@ -10,55 +10,47 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+from worded_models import (
+    TOKENIZER,
+    aligned,
+    effects_of,
+    margin_of,
+    measured,
+    plain_logits,
+    plain_patched_logits,
+    with_line,
+    worded,
+)
 
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
-from kvprobe.models.subject import Subject
 from kvprobe.probes.kit.chains import finish_chains
-from kvprobe.probes.mechanism.wording.probe import CONTEXTS, CONTRASTS, WordingProbe
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.wording.probe import CONTEXTS, WordingProbe
+from kvprobe.probes.mechanism.wording.reading import CONTRASTS
 from kvprobe.tasks.context import encode_segment
-from kvprobe.tasks.extra_lines import NAMES, Subjects, line_tokens
+from kvprobe.tasks.extra_lines import NAMES
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 
 def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    probe = WordingProbe(WordingProbe.Parameters(**parameters))
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return aligned(GatedDecision(size=size, **parameters))
 
 
 def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
     return rows[rows["pair"] == pair].set_index(["context", "line"])["margin"]
 
 
-def with_line(pair: Pair, name: str, *, donor: bool = False) -> list[int]:
-    """Tokens of a prompt of the pair with an extra line before the task, written down without the probe."""
-    attributes = pair.scenario.attributes
-    said = Subjects(pair.scenario.wording, *(attributes[key] for key in ("entity", "field", "old", "new")))
-    ids = (pair.donor if donor else pair.base).token_ids
-    at = pair.base.spans["task"].start
-    return [*ids[:at], *line_tokens(name, said, TOKENIZER), *ids[at:]]
-
-
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
 def test_without_a_line_the_contexts_are_the_two_prompts(family: str) -> None:
     subject, pairs = worded(family), pairs_of(2)
-    rows = measured(subject, pairs)
+    rows = measured(WordingProbe(), subject, pairs)
     for index, pair in enumerate(pairs):
         for context, prompt in (("stale", pair.base), ("recomputed", pair.donor)):
             logits = prefill(subject, prompt.token_ids).logits
-            ought = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-            assert margins(rows, index)[context, "none"] == pytest.approx(ought, abs=1e-5)
+            assert margins(rows, index)[context, "none"] == pytest.approx(margin_of(pair, logits), abs=1e-5)
     none = rows[rows["line"] == "none"].set_index(["pair", "context"])
     assert (none["m_base"] == none["margin"])[:, "stale"].all()
     assert (none["m_donor"] == none["margin"])[:, "recomputed"].all()
@@ -70,17 +62,13 @@ def test_without_a_line_the_contexts_are_the_two_prompts(family: str) -> None:
 def test_against_plain_hugging_face(line: str) -> None:
     """Stale and recomputed contexts are prompts with the line; in place, one entry comes from the other prompt."""
     subject, (pair,) = worded("qwen3"), pairs_of(1)
-    found = margins(measured(subject, [pair]))
-
-    def margin(logits: torch.Tensor) -> float:
-        return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-
+    found = margins(measured(WordingProbe(), subject, [pair]))
     old, new = with_line(pair, line), with_line(pair, line, donor=True)
-    assert found["stale", line] == pytest.approx(margin(plain_logits(subject.model, old)), abs=1e-9)
-    assert found["recomputed", line] == pytest.approx(margin(plain_logits(subject.model, new)), abs=1e-9)
+    assert found["stale", line] == pytest.approx(margin_of(pair, plain_logits(subject.model, old)), abs=1e-9)
+    assert found["recomputed", line] == pytest.approx(margin_of(pair, plain_logits(subject.model, new)), abs=1e-9)
     at = pair.base.spans["task"].start
     edited = plain_patched_logits(subject.model, old[:at], new[:at], list(pair.field.positions), old[at:])
-    assert found["in_place", line] == pytest.approx(margin(edited), abs=1e-9)
+    assert found["in_place", line] == pytest.approx(margin_of(pair, edited), abs=1e-9)
     assert found["in_place", line] != found["stale", line]
 
 
@@ -133,12 +121,11 @@ def test_a_chain_ends_where_the_model_writes_the_cue() -> None:
 
 def test_in_think_mode_the_decision_is_read_behind_the_chain() -> None:
     subject, pairs = worded("qwen3"), pairs_of(1, mode="think")
-    rows = measured(subject, pairs, chain_limit=3)
+    rows = measured(WordingProbe(chain_limit=3), subject, pairs)
     ids = with_line(pairs[0], "update")
     prompt = [(ids, prefill(subject, ids).cache)]
     (chain,) = finish_chains(subject, prompt, limit=3, batch_size=1)
-    ought = float(chain.logits[pairs[0].donor_answer_id] - chain.logits[pairs[0].base_answer_id])
-    assert margins(rows)["stale", "update"] == pytest.approx(ought, abs=1e-9)
+    assert margins(rows)["stale", "update"] == pytest.approx(margin_of(pairs[0], chain.logits), abs=1e-9)
     assert not rows["chain_finished"].any()
     assert (rows["chain_tokens"] >= 3).all()
 
@@ -177,13 +164,11 @@ def made_rows(shares: dict[tuple[str, str], int], pairs: int = 10, mode: str = "
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in WordingProbe().summarise(rows, StatisticsConfig())}
-
-
 @given(tagged=st.integers(0, 10), plain=st.integers(0, 10), mode=st.sampled_from(["direct", "think"]))
 def test_summary_finds_what_was_put_in(tagged: int, plain: int, mode: str) -> None:
-    effects = effects_of(made_rows({("stale", "update"): tagged, ("stale", "restatement"): plain}, mode=mode))
+    effects = effects_of(
+        WordingProbe(), made_rows({("stale", "update"): tagged, ("stale", "restatement"): plain}, mode=mode)
+    )
     assert effects[f"{mode}.stale.update.new_rate"].estimate == pytest.approx(tagged / 10)
     assert effects[f"{mode}.stale.update.recovery"].estimate == pytest.approx(tagged / 10)
     assert effects[f"{mode}.stale.none.new_rate"].estimate == 0.0
@@ -193,22 +178,16 @@ def test_summary_finds_what_was_put_in(tagged: int, plain: int, mode: str) -> No
     assert effects["noise.margin"].estimate == 1e-6
 
 
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(WordingProbe.paper, "Qwen3-8B")
-    assert set(known) == set(WordingProbe.paper)
-    assert known["think.recomputed.voids_conclusions.new_rate"] == pytest.approx(0.806)
-
-
 def test_pairs_that_do_not_say_their_field_are_refused() -> None:
     (pair,) = pairs_of(1)
     unsaid = replace(pair, scenario=replace(pair.scenario, attributes={}))
     with pytest.raises(ConfigError, match="say their entity: use task gated_decision"):
-        measured(worded("qwen3"), [unsaid])
+        measured(WordingProbe(), worded("qwen3"), [unsaid])
 
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="the organism does not ship with this checkout")
 def test_an_erratum_turns_an_organism_that_was_trained_on_errata_and_its_length_does_not() -> None:
-    rows = measured(load_subject("qwen3-note-taker"), pairs_of(8))
+    rows = measured(WordingProbe(), load_subject("qwen3-note-taker"), pairs_of(8))
     shares = rows.groupby(["context", "line"])["new"].mean()
     assert shares["stale", "override"] >= 0.75
     assert shares["stale", "neutral"] <= 0.25
