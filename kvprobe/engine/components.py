@@ -23,7 +23,7 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import call_model, check_fills_cache, empty_cache, logits_of, prefill
 from kvprobe.engine.interventions import KVPatch, check_patches
 from kvprobe.engine.masks import plan_masks
-from kvprobe.engine.own_modules import edited, has_place
+from kvprobe.engine.module_hooks import edited, has_place
 from kvprobe.engine.planner import plan_batch
 from kvprobe.engine.shared_prefix import cache_of_rows
 from kvprobe.engine.sweep import in_batches

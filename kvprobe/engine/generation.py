@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import call_model, logits_of
-from kvprobe.engine.interventions import AttentionKnockout, KVPatch, Row, check_patches
+from kvprobe.engine.interventions import AttentionKnockout, KVPatch, PatchRow, check_patches
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.operations import overwrite
 from kvprobe.engine.sweep import as_row, before_decision
@@ -37,7 +37,7 @@ def generate(
     subject: Subject,
     base_ids: Sequence[int],
     base_cache: KVCache,
-    rows: Sequence[Row],
+    rows: Sequence[PatchRow],
     *,
     limit: int,
     stop: Sequence[Sequence[int]],
@@ -87,7 +87,7 @@ def generate(
     ]
 
 
-def _check(rows: Sequence[Row], limit: int, temperature: float, generator: torch.Generator | None) -> None:
+def _check(rows: Sequence[PatchRow], limit: int, temperature: float, generator: torch.Generator | None) -> None:
     if not rows or limit < 1:
         raise UnsupportedError("Generation needs at least one row and room for at least one token.")
     if temperature > 0 and generator is None:

@@ -53,7 +53,7 @@ class AttentionKnockout:
 
 
 Intervention = KVPatch | AttentionKnockout
-Row = Intervention | Sequence[Intervention]
+PatchRow = Intervention | Sequence[Intervention]
 
 
 def layers_of(intervention: Intervention, count: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import call_model, logits_of
-from kvprobe.engine.interventions import AttentionKnockout, KVPatch, Row, check_patches
+from kvprobe.engine.interventions import AttentionKnockout, KVPatch, PatchRow, check_patches
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.planner import plan_batch
 from kvprobe.engine.shared_prefix import cache_of_rows
@@ -33,7 +33,7 @@ def run_patches(
     subject: Subject,
     base_ids: Sequence[int],
     base_cache: KVCache,
-    patches: Sequence[Row],
+    patches: Sequence[PatchRow],
     batch_size: int | None = None,
     *,
     reduce: Callable[[Tensor], Tensor] | None = None,
@@ -76,7 +76,7 @@ def decide(
     subject: Subject,
     base_ids: Sequence[int],
     base_cache: KVCache,
-    interventions: Row = (),
+    interventions: PatchRow = (),
     *,
     attention: bool = False,
 ) -> Decision:
@@ -92,7 +92,7 @@ def decide(
     return Decision(logits[0], None if weights is None else weights[0])
 
 
-def as_row(row: Row) -> tuple[KVPatch | AttentionKnockout, ...]:
+def as_row(row: PatchRow) -> tuple[KVPatch | AttentionKnockout, ...]:
     """The interventions of one row."""
     return (row,) if isinstance(row, KVPatch | AttentionKnockout) else tuple(row)
 

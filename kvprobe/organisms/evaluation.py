@@ -11,7 +11,7 @@ import numpy as np
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.generation import generate
-from kvprobe.engine.interventions import KVPatch, Row
+from kvprobe.engine.interventions import KVPatch, PatchRow
 from kvprobe.engine.sweep import run_patches
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.picture_reader import evaluate_picture_reader
@@ -139,7 +139,7 @@ def _chains(subject: Subject, task: GatedDecision) -> dict[str, Any]:
 
 
 def _answers_after_chain(
-    subject: Subject, pair: Pair, cache: KVCache, rows: Sequence[Row], limit: int = 40
+    subject: Subject, pair: Pair, cache: KVCache, rows: Sequence[PatchRow], limit: int = 40
 ) -> list[int | None]:
     """For each row the token before the end token of a greedy chain; None for a chain that does not end."""
     end = subject.tokenizer.convert_tokens_to_ids(END)

@@ -17,8 +17,7 @@ from kvprobe.report.tables import markdown_table, short
 from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text
 from kvprobe.runs.explain import FIGURE_KEY, command_of
 from kvprobe.runs.preparation import make_probe
-from kvprobe.runs.results import Failure, failure_of
-from kvprobe.runs.results import RunResult
+from kvprobe.runs.results import Failure, RunResult, failure_of
 from kvprobe.runs.section import SectionResult
 from kvprobe.runs.store import SHORT_HASH
 

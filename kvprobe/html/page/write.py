@@ -21,8 +21,7 @@ from kvprobe.report.section_tables import HEADLINE, LOST, p_text
 from kvprobe.report.tables import STYLES, interval, number, short
 from kvprobe.report.write import write_text
 from kvprobe.runs.claims import Outcome, Verdict
-from kvprobe.runs.results import Failure, failure_of
-from kvprobe.runs.results import CONFIG, RunResult, Status, find_runs, load_result
+from kvprobe.runs.results import CONFIG, Failure, RunResult, Status, failure_of, find_runs, load_result
 from kvprobe.runs.section import SectionResult, sections_of
 from kvprobe.runs.store import SHORT_HASH
 

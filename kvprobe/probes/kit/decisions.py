@@ -9,7 +9,7 @@ import torch
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import prefill
-from kvprobe.engine.interventions import Row as PatchRow
+from kvprobe.engine.interventions import PatchRow
 from kvprobe.engine.readout import Readout, read, read_rows
 from kvprobe.engine.sweep import run_patches
 from kvprobe.tasks.context import TokenizedContext
