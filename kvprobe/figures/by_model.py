@@ -121,6 +121,7 @@ class DosesByModel:
         ylabel: of the axes.
         log: whether the sizes stand on a logarithmic axis, each with its tick.
         levels: heights of dashed reference lines.
+        ylim: ends of the vertical axis, where they are fixed.
     """
 
     solid: tuple[str, str]
@@ -130,6 +131,7 @@ class DosesByModel:
     ylabel: str = "recovery"
     log: bool = True
     levels: tuple[float, ...] = (0.0, 1.0)
+    ylim: tuple[float | None, float | None] | None = None
 
     def draw(self, axes: Axes, panels: Sequence[Panel]) -> None:
         """Draw all models into one axes."""
@@ -140,5 +142,7 @@ class DosesByModel:
             dose_axis(axes, sizes, self.xlabel)
         else:
             axes.set_xlabel(self.xlabel)
+        if self.ylim:
+            axes.set_ylim(*self.ylim)
         axes.set_ylabel(self.ylabel)
         axes.set_title(self.title)

@@ -30,6 +30,9 @@ class Doses:
         ceiling: name of an effect drawn as a line, and its colour.
         ticks_of: the condition whose sizes a logarithmic axis has as ticks; `None` for a linear axis.
         levels: heights of dashed reference lines.
+        ylim: ends of the vertical axis, where they are fixed.
+        apart: how far neighbouring curves are set apart, as a share of the smallest step between sizes, so that curves
+            with equal values can be seen; their intervals are bars then.
     """
 
     curves: Mapping[str, Look]
@@ -41,26 +44,47 @@ class Doses:
     ceiling: tuple[str, str] | None = None
     ticks_of: str | None = None
     levels: tuple[float, ...] = (0.0, 1.0)
+    ylim: tuple[float | None, float | None] | None = None
+    apart: float | None = None
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the curves of one model."""
         levels(axes, *self.levels)
-        for condition, (label, color) in self.curves.items():
-            draw_dose(axes, panel, condition, self.metric, color=color, label=label, marker=self.marker)
+        for (condition, (label, color)), shift in zip(self.curves.items(), self._shifts(panel), strict=True):
+            look = {"color": color, "label": label, "marker": self.marker}
+            draw_dose(axes, panel, condition, self.metric, shift=shift, **look)
         if self.ceiling and self.ceiling[0] in panel.effects:
             axes.axhline(panel.effects[self.ceiling[0]].estimate, color=self.ceiling[1], lw=1.3, zorder=2)
         if self.ticks_of:
             dose_axis(axes, list(panel.curve(self.ticks_of, self.metric)), self.xlabel)
         else:
             axes.set_xlabel(self.xlabel)
+        if self.ylim:
+            axes.set_ylim(*self.ylim)
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""
         return dose_key(dict(self.curves.values()), paper=any(panel.paper for panel in panels))
 
+    def _shifts(self, panel: Panel) -> list[float | None]:
+        """By how much each curve is moved along the axis; `None` where curves are not set apart."""
+        if self.apart is None:
+            return [None] * len(self.curves)
+        sizes = sorted({size for condition in self.curves for size in panel.curve(condition, self.metric)})
+        step = self.apart * min(np.diff(sizes), default=1.0)
+        return [step * (number - (len(self.curves) - 1) / 2) for number in range(len(self.curves))]
+
 
 def draw_dose(
-    axes: Axes, panel: Panel, condition: str, metric: str, *, color: str, label: str | None = None, **line: Any
+    axes: Axes,
+    panel: Panel,
+    condition: str,
+    metric: str,
+    *,
+    color: str,
+    label: str | None = None,
+    shift: float | None = None,
+    **line: Any,
 ) -> None:
     """The effects of one condition over its parameter, with their intervals, and the paper's values as diamonds.
 
@@ -71,19 +95,27 @@ def draw_dose(
         metric: such as `recovery`.
         color: of the curve.
         label: in the key.
+        shift: by how much the curve is moved along the axis, its intervals drawn as bars; `None` for a band.
         line: for matplotlib's `plot`.
     """
     curve = panel.curve(condition, metric)
     if not curve:
         return
-    sizes, effects = list(curve), list(curve.values())
+    sizes, effects = [size + (shift or 0.0) for size in curve], list(curve.values())
     # An unbounded end must not stretch the axis.
     low = np.clip([effect.low for effect in effects], -0.5, 1.5)
     high = np.clip([effect.high for effect in effects], -0.5, 1.5)
-    axes.fill_between(sizes, low, high, color=color, alpha=0.18, lw=0, zorder=2)
+    if shift is None:
+        axes.fill_between(sizes, low, high, color=color, alpha=0.18, lw=0, zorder=2)
+    else:
+        axes.vlines(sizes, low, high, color=color, alpha=0.3, lw=2.5, zorder=2)
     style: dict[str, Any] = {"marker": "o", "ms": 3.5, "lw": 1.5, "zorder": 3} | line
     axes.plot(sizes, [effect.estimate for effect in effects], color=color, label=label, **style)
-    paper = {size: panel.paper[effect.name] for size, effect in curve.items() if effect.name in panel.paper}
+    paper = {
+        size: panel.paper[effect.name]
+        for size, effect in zip(sizes, effects, strict=True)
+        if effect.name in panel.paper
+    }
     if paper:
         axes.plot(list(paper), list(paper.values()), "D", ms=5, mfc="white", mec=color, mew=1.2, zorder=4)
 

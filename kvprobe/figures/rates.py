@@ -154,5 +154,5 @@ def rate_key(series: Sequence[Series], *, paper: bool) -> list[Any]:
         )
         for kind in series
     ]
-    handles.append(Patch(color=COLORS["ink"], alpha=0.3, lw=0, label="95% interval"))
+    handles.append(Patch(color=COLORS["ink"], alpha=0.3, lw=0, label="interval"))
     return [*handles, Line2D([], [], label="the paper's value", **_PAPER)] if paper else handles

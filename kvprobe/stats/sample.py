@@ -69,8 +69,8 @@ class Sample:
     # Choosing rows.
 
     def of(self, **columns: Hashable | Sequence[Hashable]) -> Sample:
-        """The rows with these values; a list or tuple allows several."""
-        kept = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in columns.items()}
+        """The rows with these values; a list, tuple or range allows several."""
+        kept = {name: tuple(v) if isinstance(v, list | tuple | range) else (v,) for name, v in columns.items()}
         return self._narrowed(RowFilter().narrowed(kept))
 
     def measured(self, *columns: str) -> Sample:

@@ -6,12 +6,10 @@ each field; under an AND rule there is one, by both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from kvprobe.edit.context import EditableContext
 from kvprobe.edit.readings import Decision
@@ -19,9 +17,7 @@ from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import Measurement
-from kvprobe.probes.kit.edit_cases import BASELINES
 from kvprobe.probes.kit.prefilled_pair import gate_columns
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.library import Skeleton, skeletons
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
@@ -137,48 +133,6 @@ def two_field_case(subject: Subject, pair: Pair) -> TwoFieldCase:
 def state_of(context: EditableContext) -> State:
     """The current values of the two fields."""
     return context.state[FIELDS[0]], context.state[FIELDS[1]]
-
-
-def state_effects(name: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    """`X.correct_rate` and `X.error_rate` over the decisions of `rows`."""
-    right, clusters = rows["correct"].astype(float), rows[statistics.cluster]
-    yield proportion(f"{name}.correct_rate", right, clusters=clusters, statistics=statistics)
-    yield proportion(f"{name}.error_rate", 1 - right, clusters=clusters, statistics=statistics)
-
-
-def against_prefill(name: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    """`X.agreement` with a full prefill of the current state, `X.margin_error` (largest, logits), `X.token_share`.
-
-    `rows` are those of one arm; `token_share` is the mean over its edits and left out where it makes none.
-    """
-    clusters = rows[statistics.cluster]
-    agrees = rows["agrees"].astype(float)
-    yield proportion(f"{name}.agreement", agrees, clusters=clusters, statistics=statistics)
-    yield maximum(f"{name}.margin_error", rows["margin_error"], clusters=clusters, statistics=statistics)
-    cost = rows[rows["token_share"].notna()]
-    if len(cost):
-        yield mean(f"{name}.token_share", cost["token_share"], clusters=cost[statistics.cluster], statistics=statistics)
-
-
-def shared_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    """Errors of the full prefill itself, the constant baselines and the noise; `rows` are those of any one arm."""
-    clusters = rows[statistics.cluster]
-    wrong = 1 - rows["prefill_correct"].astype(float)
-    yield proportion("full_prefill.error_rate", wrong, clusters=clusters, statistics=statistics)
-    for name in BASELINES:
-        right = rows[f"baseline_{name}"]
-        yield mean(f"baseline.{name}.correct_rate", right, clusters=clusters, statistics=statistics)
-    yield maximum("noise.margin", rows["noise_floor"], clusters=clusters, statistics=statistics)
-
-
-def arms_difference(
-    name: str, rows: pd.DataFrame, arms: tuple[str, str], keys: Sequence[str], statistics: StatisticsConfig
-) -> Effect:
-    """By how much the first arm is right more often than the second on the same decisions, told apart by `keys`."""
-    right = rows.assign(right=rows["correct"].astype(float)).pivot(index=list(keys), columns="arm", values="right")
-    clusters = rows.groupby(list(keys))[statistics.cluster].first().loc[right.index]
-    difference = right[arms[0]] - right[arms[1]]
-    return mean(name, difference, clusters=clusters.to_numpy(), statistics=statistics, noise_floor=1 / len(right))
 
 
 def _lead(decision: Decision, answer: str) -> float:

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, plain_logits, worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.models.subject import Subject
 from kvprobe.probes.editing.multi_field.probe import ARMS, FLIPS, MultiField
+from kvprobe.probes.editing.multi_field.reading import READING
 from kvprobe.probes.kit.field_states import BOTH, two_field_case
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.stats import Sample, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.two_fields import TwoFields
 from kvprobe.tasks.wordings import WORDINGS
 
 EXACT = 1e-5
 
 
-def pairs_of(size: int, joint: str, **parameters: object) -> list[Pair]:
-    task = TwoFields(size=size, joint=(joint,), **parameters)  # type: ignore[arg-type]
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair]) -> pd.DataFrame:
-    rows = pd.DataFrame(MultiField().measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+def pairs_of(size: int, joint: str, **parameters: Any) -> list[Pair]:
+    return aligned(TwoFields(size=size, joint=(joint,), **parameters))
 
 
 @pytest.mark.parametrize("split", ["held_out", "all"])
@@ -73,7 +67,7 @@ def by_hand(pair: Pair, flips: tuple[str, ...], arm: str) -> list[int]:
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_arms_are_plain_hugging_face_on_prompts_written_by_hand(family: str, joint: str) -> None:
     subject, (pair,) = worded(family), pairs_of(1, joint, seed=3)
-    rows = measured(subject, [pair])
+    rows = pd.DataFrame(MultiField().measure(subject, [pair], lambda done, total: None))
     case = two_field_case(subject, pair)
     assert len(rows) == len(ARMS) * len(FLIPS) * len(case.questions)
     first, question = rows[rows["question"] == case.questions[0].name], case.questions[0]
@@ -138,14 +132,11 @@ def made_rows(right: dict[str, int]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in MultiField().summarise(rows, StatisticsConfig())}
-
-
 @settings(max_examples=2)
 @given(erratum=st.integers(0, 10), field=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(erratum: int, field: int) -> None:
-    effects = effects_of(made_rows({"erratum": erratum, "field_only": field}))
+    sample = Sample.of_model(made_rows({"erratum": erratum, "field_only": field}), StatisticsConfig())
+    effects = {effect.name: effect for effect in READING.read(MultiField(), sample)}
     assert effects["erratum.changed.correct_rate"].estimate == pytest.approx(erratum / 10)
     assert effects["erratum.changed.error_rate"].estimate == pytest.approx(1 - erratum / 10)
     assert effects["erratum.second.correct_rate"].estimate == 1.0
@@ -158,11 +149,6 @@ def test_summary_finds_what_was_put_in(erratum: int, field: int) -> None:
     assert effects["erratum.token_share"].estimate == 0.5
 
 
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    assert set(paper_values(MultiField.paper, "Qwen3-8B")) == set(MultiField.paper)
-
-
 def test_pairs_of_one_field_are_refused() -> None:
-    (pair,) = [align(pair, TOKENIZER) for pair in GatedDecision(size=1).prompt_pairs()]
     with pytest.raises(ConfigError, match="use task two_fields"):
-        MultiField().measure(worded("qwen3"), [pair], lambda done, total: None)
+        MultiField().measure(worded("qwen3"), aligned(GatedDecision(size=1)), lambda done, total: None)

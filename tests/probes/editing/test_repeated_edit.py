@@ -8,21 +8,23 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_probe_multi_field import EXACT, pairs_of
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, plain_logits, worded
 
 from kvprobe.edit.meter import Meter
 from kvprobe.probes.editing.repeated_edit.probe import ARMS, KINDS, RepeatedEdit, StackedErrata, chain_of
+from kvprobe.probes.editing.repeated_edit.reading import READING
 from kvprobe.probes.kit.field_states import BOTH, FIELDS, TwoFieldCase, two_field_case
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.stats import Sample, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
+from kvprobe.tasks.two_fields import TwoFields
 from kvprobe.tasks.wordings import WORDINGS
+
+EXACT = 1e-5
 
 
 @cache
 def case_of(joint: str, family: str = "qwen3") -> TwoFieldCase:
-    (pair,) = pairs_of(1, joint, seed=1)
+    (pair,) = aligned(TwoFields(size=1, joint=(joint,), seed=1))
     return two_field_case(worded(family), pair)
 
 
@@ -50,7 +52,7 @@ def test_chains_go_to_and_fro_and_say_what_a_decision_turns_on(seed: str, joint:
 @pytest.mark.parametrize("joint", ["own", "and"])
 def test_full_downstream_follows_and_cheaper_arms_do_not(joint: str) -> None:
     case = case_of(joint)
-    probe = RepeatedEdit(RepeatedEdit.Parameters(edits=5))
+    probe = RepeatedEdit(edits=5)
     rows = pd.DataFrame(probe.measure(worded("qwen3"), [case.pair], lambda done, total: None))
     assert len(rows) == 5 * len(ARMS)
     error = rows.groupby("arm")["margin_error"].max()
@@ -112,15 +114,12 @@ def made_rows(right: dict[tuple[str, str], int]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    probe = RepeatedEdit(RepeatedEdit.Parameters(edits=4, window=2))
-    return {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
-
-
 @settings(max_examples=2)
 @given(stacked=st.integers(0, 10), first=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(stacked: int, first: int) -> None:
-    effects = effects_of(made_rows({("stacked_errata", "return"): stacked, ("erratum", "first"): first}))
+    rows = made_rows({("stacked_errata", "return"): stacked, ("erratum", "first"): first})
+    read = READING.read(RepeatedEdit(edits=4, window=2), Sample.of_model(rows, StatisticsConfig()))
+    effects = {effect.name: effect for effect in read}
     assert effects["stacked_errata.return.correct_rate"].estimate == pytest.approx(stacked / 10)
     assert effects["stacked_errata.edits_4.error_rate"].estimate == pytest.approx(1 - stacked / 10)
     assert effects["stacked_errata.edits_2.error_rate"].estimate == 0.0
@@ -130,8 +129,3 @@ def test_summary_finds_what_was_put_in(stacked: int, first: int) -> None:
     assert "stale.token_share" not in effects
     assert {f"full_downstream.{kind}.error_rate" for kind in KINDS} <= set(effects)
     assert effects["baseline.first_option.correct_rate"].estimate == 1.0
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(RepeatedEdit.paper, "Qwen3-8B")
-    assert known == {"stacked_errata.first.correct_rate": 1.0, "stacked_errata.return.correct_rate": 0.0}
