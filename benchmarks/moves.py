@@ -17,9 +17,10 @@ from benchmarks.settings import Settings
 from benchmarks.work import Work, weights
 from kvprobe.composing.chunk import precompile
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import empty_cache, flops, forward
+from kvprobe.engine.forward import flops, forward
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.operations import reposition, splice
+from kvprobe.models.caching import empty_cache
 from kvprobe.models.subject import Subject
 
 _OPENING, _TASK = 16, 16

@@ -15,12 +15,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from kvprobe.models.subject import Subject
-from kvprobe.organisms.tokenizer import build_tokenizer
+from kvprobe.tasks.tokenizer import build_tokenizer
 from kvprobe.probes.base import Probe
 from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.base import Task
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
 from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

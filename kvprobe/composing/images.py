@@ -9,20 +9,9 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.operations import slice_cache, splice
 from kvprobe.engine.receipt import Receipt
+from kvprobe.engine.visual import VisualPrompt
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.subject import Subject
-from kvprobe.tasks.visual import VisualPrompt
-
-
-def prefill_visual(subject: Subject, prompt: VisualPrompt) -> Forward:
-    """One causal pass over text and images.
-
-    Raises:
-        NumericsError: the logits are not finite.
-        UnsupportedError: the model reads no images.
-    """
-    images = tuple(prompt.images.values())
-    return forward(subject, prompt.token_ids, positions=prompt.positions, axes=prompt.axes, images=images)
 
 
 def entries_of(cache: KVCache, prompt: VisualPrompt, name: str) -> KVCache:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvprobe.engine.bridge import HOOK_LEVEL, bridge_of, hook_points
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import call_model, check_fills_cache, empty_cache, logits_of, prefill
+from kvprobe.engine.forward import call_model, logits_of, prefill
 from kvprobe.engine.interventions import KVPatch, check_patches
 from kvprobe.engine.masks import plan_masks
 from kvprobe.engine.module_hooks import edited, has_place
@@ -28,6 +28,7 @@ from kvprobe.engine.planner import plan_batch
 from kvprobe.engine.shared_prefix import cache_of_rows
 from kvprobe.engine.sweep import in_batches
 from kvprobe.errors import NumericsError, UnsupportedError
+from kvprobe.models.caching import check_fills_cache, empty_cache
 from kvprobe.models.subject import Subject
 
 # The bridge reads it where the MLP does, so a change there would miss the residual stream itself.

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from kvprobe.engine.cache import KVCache, LayerKV
-from kvprobe.engine.forward import call_model, clock, empty_cache
+from kvprobe.engine.forward import call_model, clock
 from kvprobe.engine.masks import MaskPlan, plan_masks
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.caching import empty_cache
 from kvprobe.models.subject import Subject
 
 DEVIATION_LAYER = 1

@@ -15,8 +15,9 @@ from kvprobe.engine.interventions import AttentionKnockout
 from kvprobe.engine.masks import MaskPlan, applied, plan_masks
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import NumericsError, UnsupportedError
+from kvprobe.models.caching import empty_cache
+from kvprobe.models.images import ImageFeatures
 from kvprobe.models.subject import Subject
-from kvprobe.models.vision import ImageFeatures
 from kvprobe.viewing import Viewable
 
 
@@ -200,36 +201,6 @@ def clock(subject: Subject) -> float:
     if subject.device.type == "cuda":
         torch.cuda.synchronize(subject.device)
     return time.perf_counter()
-
-
-def check_fills_cache(model: Any) -> None:
-    """Verify that a forward pass fills a cache handed to it.
-
-    From transformers 5.24 on, a model bridged by TransformerLens 3.9 drops the cache without a word.
-
-    Raises:
-        UnsupportedError: some layer does not hold all tokens afterwards.
-    """
-    past = empty_cache()
-    ids = torch.ones((1, 3), dtype=torch.long, device=next(model.parameters()).device)
-    with torch.no_grad():
-        model(ids, past_key_values=past, use_cache=True)
-    held = [0 if layer.keys is None else layer.keys.shape[-2] for layer in past.layers]
-    if not held or any(length != 3 for length in held):
-        import transformers
-
-        raise UnsupportedError(
-            f"A forward pass of {type(model).__name__} over 3 tokens leaves {min(held, default=0)} in its KV cache "
-            f"under transformers {transformers.__version__}; install transformers below 5.24, which fills it."
-        )
-
-
-def empty_cache() -> Any:
-    """A Hugging Face cache without entries, whose layers keep all that they are given."""
-    from transformers.cache_utils import DynamicCache
-
-    # Never with a config: sliding layers would keep only window - 1 tokens.
-    return DynamicCache()
 
 
 def _collect(

@@ -14,8 +14,8 @@ from kvprobe.engine.interventions import check_same_shape
 from kvprobe.engine.positions import Positions, as_positions
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.images import ImageFeatures
 from kvprobe.models.subject import Subject
-from kvprobe.models.vision import ImageFeatures
 
 Result = tuple[KVCache, Receipt]
 

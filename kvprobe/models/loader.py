@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kvprobe.engine.forward import check_fills_cache
 from kvprobe.errors import ConfigError, NumericsError, UnsupportedError
 from kvprobe.models.architectures.base import ArchitectureAdapter, architecture_of
+from kvprobe.models.caching import check_fills_cache
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, no_progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kvprobe.organisms.tokenizer import BOS, END, HOLDS, UNKNOWN, VOID, vocabulary, words
+from kvprobe.tasks.tokenizer import BOS, END, HOLDS, UNKNOWN, VOID, vocabulary, words
 
 ANSWER_WEIGHT, ANNOTATION_WEIGHT, CHAIN_WEIGHT, STRUCTURE_WEIGHT = 1.0, 0.5, 0.1, 0.02
 

@@ -15,10 +15,10 @@ from kvprobe.engine.interventions import KVPatch, PatchRow
 from kvprobe.engine.sweep import run_patches
 from kvprobe.models.subject import Subject
 from kvprobe.organisms.picture_reader import evaluate_picture_reader
-from kvprobe.organisms.tokenizer import END
 from kvprobe.tasks.gated import with_erratum
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, PromptPair, align
+from kvprobe.tasks.tokenizer import END
 
 _LONG = {"notes_before": (0, 40), "notes_after": (30, 42)}
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kvprobe.organisms.documents import Document, Draft, encode, token_table
+from kvprobe.organisms.language import Language
 from kvprobe.organisms.pool import all_words, draw_scenario, pool_of
-from kvprobe.organisms.tokenizer import HOLDS, VOID
 from kvprobe.tasks.gated import GatedScenario
+from kvprobe.tasks.tokenizer import HOLDS, VOID
 from kvprobe.tasks.wordings import WORDINGS, Wording
 
-if TYPE_CHECKING:
-    from kvprobe.organisms.language import Language
-
-Exercise = Callable[[random.Random, "Language"], Document]
+Exercise = Callable[[random.Random, Language], Document]
 
 
 def drill(rng: random.Random, language: Language) -> Document:

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2_5_VLConfig
 
-from kvprobe.composing.images import prefill_visual
+from kvprobe.engine.visual import prefill_visual, visual_prompt
 from kvprobe.models.architectures.mrope import Qwen25VL
 from kvprobe.models.files import sha256_of
+from kvprobe.models.images import ImageFeatures
 from kvprobe.models.subject import Subject
-from kvprobe.models.vision import ImageFeatures, patches
-from kvprobe.organisms.tokenizer import BOS, END, PAD, UNKNOWN, build_tokenizer, words
+from kvprobe.models.vision import patches
+from kvprobe.organisms.picture_prompts import drawn_parts
 from kvprobe.tasks.library import filler_notes
 from kvprobe.tasks.pairs import align
-from kvprobe.tasks.picture_prompts import drawn_parts
 from kvprobe.tasks.picture_question import IMAGE, OTHER, PictureQuestion, picture_context
 from kvprobe.tasks.pictures import ASKED, ATTRIBUTES, Picture, draw
-from kvprobe.tasks.visual import visual_prompt
+from kvprobe.tasks.tokenizer import BOS, END, PAD, UNKNOWN, build_tokenizer, words
 
 NAME: Final = "qwen2.5-vl-picture-reader"
 OPEN, CLOSE, IMAGE_TOKEN = "<open>", "<close>", "<image>"

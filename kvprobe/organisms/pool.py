@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from kvprobe.organisms.documents import encode
+from kvprobe.organisms.language import Language
 from kvprobe.tasks.gated import GatedScenario
 from kvprobe.tasks.library import skeletons
-
-if TYPE_CHECKING:
-    from kvprobe.organisms.language import Language
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from kvprobe.errors import UnknownNameError
 from kvprobe.models.files import sha256_of
 from kvprobe.organisms.families import FAMILIES
 from kvprobe.organisms.language import Language
-from kvprobe.organisms.tokenizer import build_tokenizer
 from kvprobe.organisms.training import Progress, Recipe, Stage, ignore_progress, train
+from kvprobe.tasks.tokenizer import build_tokenizer
 
 Kind = Literal["note-taker", "reader"]
 KINDS: tuple[Kind, ...] = ("note-taker", "reader")

@@ -19,8 +19,9 @@ from kvprobe.organisms.batches import Batch, attention_masks, collate
 from kvprobe.organisms.documents import Document
 from kvprobe.organisms.families import organism_config
 from kvprobe.organisms.initial import initialize
-from kvprobe.organisms.language import Language, Sampler
-from kvprobe.organisms.tokenizer import vocabulary
+from kvprobe.organisms.language import Language
+from kvprobe.organisms.sampler import Sampler
+from kvprobe.tasks.tokenizer import vocabulary
 
 _FLOAT32_ATTENTION = "kvprobe_float32_sdpa"
 

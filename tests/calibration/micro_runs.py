@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 
+from kvprobe.models.loader import load_subject
+from kvprobe.models.micro import note_positions
 from kvprobe.models.subject import Subject
-from kvprobe.organisms.micro import micro_subject, note_positions
 from kvprobe.runs.claims import Claim, Outcome, judge
 from kvprobe.runs.config import load_config
 from kvprobe.runs.gate import GateReport, apply_gate
@@ -48,7 +49,7 @@ class MicroRun:
 
 @cache
 def micro(kind: str) -> Subject:
-    return micro_subject(kind)
+    return load_subject(f"micro-{kind}", device="cpu")
 
 
 def micro_run(experiment: str, kind: str, size: int = 20, **parameters: Any) -> MicroRun:

@@ -1,6 +1,6 @@
 """Probes of the cache on models whose answer is known: a note-taker, a reader, both at once, notes that nobody reads.
 
-Worked out from `kvprobe.organisms.micro`. The decision reads two full stops, those of the rule's two cases, through
+Worked out from `kvprobe.models.micro`. The decision reads two full stops, those of the rule's two cases, through
 keys of layer 3. A note raises its full stop's score; with a note on both or on neither, both actions are equally
 likely and the margin is 0, half way from base to donor. So every full stop from the donor's cache recovers one half,
 in layer 3 alone, and nothing else recovers anything. For a reader all of it is the field's value, in layer 2.
@@ -13,7 +13,7 @@ import math
 import pytest
 from micro_runs import MicroRun, micro_run, notes_of
 
-from kvprobe.organisms import micro
+from kvprobe.models import micro
 from kvprobe.runs.claims import Outcome
 from kvprobe.tasks.pairs import Pair
 

@@ -1,6 +1,6 @@
 """Probes of the residual stream, of heads and of features on models whose answer is known.
 
-Worked out from `kvprobe.organisms.micro`: in a note-taker head `NOTE_WRITER` writes one channel of the residual stream
+Worked out from `kvprobe.models.micro`: in a note-taker head `NOTE_WRITER` writes one channel of the residual stream
 at the full stops of the cases in layer 1, and `NOTE_READER` reads it at the decision in layer 3. In a reader the same
 full stops are equal in base and donor prompt, bit for bit. MLPs are zero.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from micro_runs import micro_run
 
-from kvprobe.organisms import micro
+from kvprobe.models import micro
 from kvprobe.probes.mechanism.sae.training import SAESettings
 from kvprobe.runs.claims import Outcome
 

@@ -21,8 +21,8 @@ from kvprobe.cli import look, run
 from kvprobe.cli.app import app
 from kvprobe.models.catalogue import organism_names
 from kvprobe.organisms.families import organism_config
-from kvprobe.organisms.tokenizer import build_tokenizer
 from kvprobe.runs import Outcome, RunResult, Status, find_runs, load_config, load_result
+from kvprobe.tasks.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "section3" / "locality.yaml"

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tiny_models import CONFIGS, FAMILIES, WINDOW, WINDOWED, build, rounds_to_float32, tiny, tokens
 
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import check_fills_cache, forward, prefill
+from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.interventions import AttentionKnockout
 from kvprobe.engine.operations import append, concat, recompute, reposition, slice_cache, splice
 from kvprobe.errors import NoEffectError, NumericsError, UnsupportedError
+from kvprobe.models.caching import check_fills_cache
 
 LENGTH = 18
 

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny, tokens
 
-from kvprobe.composing.images import entries_of, prefill_around, prefill_visual
+from kvprobe.composing.images import entries_of, prefill_around
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.generation import generate
 from kvprobe.engine.operations import overwrite, recompute, reposition, splice
+from kvprobe.engine.visual import VisualPrompt, prefill_visual, visual_prompt
 from kvprobe.errors import ConfigError, UnsupportedError
-from kvprobe.models.vision import ImageFeatures, encode_image, patches
-from kvprobe.tasks.visual import VisualPrompt, visual_prompt
+from kvprobe.models.images import ImageFeatures
+from kvprobe.models.vision import encode_image, patches
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 EXACT = 1e-12

@@ -19,7 +19,7 @@ from tiny_models import CONFIGS, FAMILIES, rounds_to_float32, tiny, tokens
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
-from kvprobe.engine.rotary import RotaryTable
+from kvprobe.models.rotary import RotaryTable
 from kvprobe.models.subject import Subject
 
 FURTHEST = 32768

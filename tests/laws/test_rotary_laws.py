@@ -14,8 +14,8 @@ from transformers import LlamaConfig, PhiConfig, PhiForCausalLM
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import append, reposition
-from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.rotary import RotaryTable
 
 LENGTH = 9
 STEPS = st.integers(0, 90)

@@ -17,8 +17,8 @@ from kvprobe.engine.components import Components
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.generation import generate
 from kvprobe.engine.operations import reposition
-from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.rotary import RotaryTable
 
 NAMES = tuple(name for name, config in CONFIGS.items() if config.model_type.startswith("deepseek"))
 LENGTH = 12

@@ -13,9 +13,9 @@ from tiny_models import tiny, tokens
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import append, concat, overwrite, reposition, slice_cache
-from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import architecture_of
+from kvprobe.models.rotary import RotaryTable
 from kvprobe.models.vision import normalised, patches
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")

@@ -28,7 +28,6 @@ from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, UnknownNam
 from kvprobe.html import audit_page
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.organisms.micro import micro_subject
 from kvprobe.tasks.own_prompt import read_prompt_file
 
 EXAMPLE = Path(package.__file__).parent / "example.yaml"
@@ -38,7 +37,7 @@ assert look
 
 @cache
 def micro(kind: str) -> Subject:
-    return micro_subject(kind)
+    return load_subject(f"micro-{kind}", device="cpu")
 
 
 @cache

@@ -23,7 +23,6 @@ from kvprobe.html.effects import bar
 from kvprobe.html.tokens import MOST_TOKENS
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.organisms.tokenizer import build_tokenizer
 from kvprobe.runs.claims import Claim, Outcome, judge, not_applicable
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.results import ModelResult, RunResult, Status
@@ -31,6 +30,7 @@ from kvprobe.stats import Effect, Label
 from kvprobe.tasks.context import Context, TokenizedContext, decoded_texts, tokenize
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import align
+from kvprobe.tasks.tokenizer import build_tokenizer
 from tests.tiny_models import tiny, tokens
 
 EVIL = "<script>alert('x')</script> & \"</span>"

@@ -15,12 +15,13 @@ from kvprobe.organisms.batches import attention_masks, collate
 from kvprobe.organisms.documents import encode
 from kvprobe.organisms.families import FAMILIES, organism_config
 from kvprobe.organisms.initial import initialize
-from kvprobe.organisms.language import Language, Sampler
+from kvprobe.organisms.language import Language
 from kvprobe.organisms.pool import draw_scenario
 from kvprobe.organisms.recipes import KINDS, recipe
-from kvprobe.organisms.tokenizer import build_tokenizer, vocabulary
+from kvprobe.organisms.sampler import Sampler
 from kvprobe.organisms.training import Recipe, Stage, train
 from kvprobe.tasks.library import skeletons
+from kvprobe.tasks.tokenizer import build_tokenizer, vocabulary
 
 WORDS = {index: word for word, index in vocabulary().items()}
 RICH = Language(

@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvprobe.errors import ConfigError, UnknownNameError
+from kvprobe.models import micro
+from kvprobe.models.loader import load_subject
+from kvprobe.models.micro import KINDS, note_positions, word_codes
 from kvprobe.models.subject import Subject
-from kvprobe.organisms import micro
-from kvprobe.organisms.micro import KINDS, micro_subject, note_positions, word_codes
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 
 
 @cache
 def subject(kind: str) -> Subject:
-    return micro_subject(kind, dtype=torch.float64, attention="eager")
+    return load_subject(f"micro-{kind}", dtype=torch.float64, device="cpu", attention="eager")
 
 
 @cache
 def light(kind: str) -> Subject:
-    return micro_subject(kind)
+    return load_subject(f"micro-{kind}", device="cpu")
 
 
 def pairs(size: int = 40, **changes: object) -> Iterator[Pair]:
@@ -186,13 +187,13 @@ def test_there_are_only_so_many_codes() -> None:
 
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'note-taker'"):
-        micro_subject("notetaker")
+        load_subject("micro-notetaker", device="cpu")
 
 
 def test_identity_tells_kinds_and_not_dtypes_apart() -> None:
     hashes = {kind: subject(kind).identity.weights_sha256 for kind in KINDS}
     assert len(set(hashes.values())) == len(KINDS)
-    single = micro_subject("reader")
+    single = load_subject("micro-reader", device="cpu")
     assert single.identity.weights_sha256 == hashes["reader"]
     assert (single.identity.dtype, single.identity.attention) == ("float32", "sdpa")
 

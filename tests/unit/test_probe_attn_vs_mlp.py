@@ -15,8 +15,8 @@ from kvprobe.engine.components import components
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import NumericsError
 from kvprobe.figures.legacy.figures import styled
+from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.organisms.micro import micro_subject
 from kvprobe.probes.mechanism.attn_vs_mlp.probe import AttnVsMlp, middle_layer, source_groups
 from kvprobe.probes.mechanism.attn_vs_mlp.residual_parts import Change, Parts, change_of, read_parts
 from kvprobe.stats import StatisticsConfig
@@ -156,7 +156,7 @@ def test_shares_add_up() -> None:
 
 
 def test_micro_models_bring_it_from_where_their_weights_say() -> None:
-    found = {kind: effects_of(micro_subject(kind))[1] for kind in ("note-taker", "reader")}
+    found = {kind: effects_of(load_subject(f"micro-{kind}", device="cpu"))[1] for kind in ("note-taker", "reader")}
     for effects in found.values():
         # Their MLPs are zero.
         assert effects["decision.attention_share_final"].estimate == pytest.approx(1.0, abs=1e-5)

@@ -18,7 +18,8 @@ from kvprobe.engine.components import components
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.sweep import run_patches
 from kvprobe.figures.legacy.figures import styled
-from kvprobe.organisms.micro import NOTE_READER, NOTE_WRITER, micro_subject
+from kvprobe.models.loader import load_subject
+from kvprobe.models.micro import NOTE_READER, NOTE_WRITER
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.probes.mechanism.heads.patches import (
     all_heads,
@@ -235,7 +236,7 @@ def test_summary_finds_what_was_put_in() -> None:
 
 
 def test_on_a_micro_model_it_finds_the_reader_and_the_writer_set_by_hand() -> None:
-    subject = micro_subject("note-taker")
+    subject = load_subject("micro-note-taker", device="cpu")
     rows = measured(subject, pairs()[:4], sizes=(1, 2), control_size=1, draws=3)
     assert (rows["m_base"] < 0).all()
     heads = rows[(rows["measurement"] == "head") & (rows["rank"] == 0)]
@@ -251,7 +252,7 @@ def test_on_a_micro_model_it_finds_the_reader_and_the_writer_set_by_hand() -> No
 
 
 def test_on_a_reader_the_heads_read_no_notes() -> None:
-    rows = measured(micro_subject("reader"), pairs()[:4], sizes=(1, 2), control_size=1, draws=3)
+    rows = measured(load_subject("micro-reader", device="cpu"), pairs()[:4], sizes=(1, 2), control_size=1, draws=3)
     found = {effect.name: effect.estimate for effect in Heads().summarise(rows, StatisticsConfig())}
     assert found["read_held_out_1.recovery"] > 0.9
     assert abs(found["read_notes_1.recovery"]) < 0.05

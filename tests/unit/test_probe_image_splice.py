@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import build, tiny
 
+from kvprobe.engine.visual import visual_prompt
 from kvprobe.errors import ConfigError, UnsupportedError
 from kvprobe.figures.panel import Panel
 from kvprobe.models.catalogue import organism_names
@@ -28,7 +29,6 @@ from kvprobe.organisms.picture_reader import (
     picture_vocabulary,
     train_picture_reader,
 )
-from kvprobe.organisms.tokenizer import build_tokenizer
 from kvprobe.probes.composing.image_splice.figure import draw_image_splice
 from kvprobe.probes.composing.image_splice.probe import ARMS, ImageSplice
 from kvprobe.report.reference import paper_values
@@ -37,7 +37,7 @@ from kvprobe.tasks.context import tokenize
 from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.picture_question import IMAGE, OTHER, PictureQuestion
 from kvprobe.tasks.pictures import ATTRIBUTES, COLOURS, Picture, draw
-from kvprobe.tasks.visual import visual_prompt
+from kvprobe.tasks.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(picture_vocabulary())
 SHIFTS = (0, 300)

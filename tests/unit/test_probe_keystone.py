@@ -22,8 +22,8 @@ from kvprobe.composing.chunk import Header
 from kvprobe.edit.meter import Meter
 from kvprobe.errors import ConfigError
 from kvprobe.figures.panel import Panel
+from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.organisms.micro import micro_subject
 from kvprobe.probes.kit.edit_arms import Arm
 from kvprobe.probes.kit.edit_cases import edit_case, worded_edit
 from kvprobe.probes.system.keystone.figure import draw_keystone, keystone_panel
@@ -210,7 +210,7 @@ def test_there_and_back_leaves_one_edit_to_the_old_value() -> None:
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
 def test_models_whose_mechanism_is_known_are_told_apart_inside_a_skill(kind: str) -> None:
     """One writes notes by a head that rests on BOS where there is nothing to note, the other looks the field up."""
-    subject = micro_subject(kind)
+    subject = load_subject(f"micro-{kind}", device="cpu")
     pairs = [align(pair, subject.tokenizer) for pair in SkillDecision(size=1, wordings=("manual",)).prompt_pairs()]
     rows = measured(subject, pairs, probe_of(sizes=(32,), headers=("none", "neutral")))
     gap = rows["m_donor"] - rows["m_base"]

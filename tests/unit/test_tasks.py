@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvprobe.errors import AlignmentError, ConfigError, UnknownNameError
-from kvprobe.organisms.tokenizer import build_tokenizer, words
 from kvprobe.tasks.base import TASKS
 from kvprobe.tasks.chat import chat_wrapped
 from kvprobe.tasks.context import Context, answer_token, encode_segment, tokenize
@@ -22,6 +21,7 @@ from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import filler_notes, skeletons
 from kvprobe.tasks.own_prompt import OwnPrompt
 from kvprobe.tasks.pairs import PromptPair, Provenance, align
+from kvprobe.tasks.tokenizer import build_tokenizer, words
 from kvprobe.tasks.wordings import WORDINGS
 
 TOKENIZER = build_tokenizer()

@@ -14,7 +14,6 @@ from worded_models import TOKENIZER
 
 from kvprobe.errors import AlignmentError
 from kvprobe.models.files import cache_folder
-from kvprobe.organisms.tokenizer import vocabulary, words
 from kvprobe.tasks.base import TASKS
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.extra_lines import NAMES, Subjects, line_tokens
@@ -23,6 +22,7 @@ from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import filler_notes, skeletons
 from kvprobe.tasks.lookup import Lookup
 from kvprobe.tasks.pairs import PromptPair, align
+from kvprobe.tasks.tokenizer import vocabulary, words
 from kvprobe.tasks.two_hop import TwoHop
 from kvprobe.tasks.words import off_template_words
 

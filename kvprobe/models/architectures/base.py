@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
-from kvprobe.models.vision import ImageFeatures
+from kvprobe.models.images import ImageFeatures
+from kvprobe.models.rotary import RotaryTable
 from kvprobe.registry import Registry
 
 FULL = "full_attention"

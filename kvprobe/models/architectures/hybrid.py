@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
-from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import FULL, ArchitectureAdapter, gated_mlp_flops
 from kvprobe.models.architectures.moe import mixture_flops
 from kvprobe.models.architectures.refused import REFUSED
+from kvprobe.models.rotary import RotaryTable
 
 
 class Qwen3NextHybrid(ArchitectureAdapter):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from kvprobe.models.architectures.base import ARCHITECTURES, FULL, ArchitectureAdapter, gated_mlp_flops
+from kvprobe.models.architectures.exchanged import exchanged, restored
 from kvprobe.models.architectures.moe import mixture_flops
 
 
@@ -25,14 +26,10 @@ class LatentAttention(ArchitectureAdapter):
 
     def model_cache(self, past: Any) -> Any:
         """The model library writes the latent first and the rotary key second."""
-        from kvprobe.engine.latent import exchanged
-
         return exchanged(past)
 
     def own_cache(self, past: Any) -> Any:
         """Views are undone; what the model made itself is copied with its two tensors exchanged."""
-        from kvprobe.engine.latent import restored
-
         return restored(past)
 
     def head_dim(self, config: Any) -> int:

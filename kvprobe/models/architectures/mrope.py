@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvprobe.engine.rotary import RotaryTable
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import ARCHITECTURES, FULL, ArchitectureAdapter
-from kvprobe.models.vision import ImageFeatures
+from kvprobe.models.images import ImageFeatures
+from kvprobe.models.rotary import RotaryTable
 
 
 class MRope(ArchitectureAdapter):

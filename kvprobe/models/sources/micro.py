@@ -16,7 +16,7 @@ from kvprobe.models.sources.base import SOURCES, Checkpoint, LoadSettings, Model
 
 @SOURCES.register("micro")
 class MicroSource(ModelSource):
-    """A circuit of `kvprobe.organisms.micro`, whose kind is the name after `micro-`."""
+    """A circuit of `kvprobe.models.micro`, whose kind is the name after `micro-`."""
 
     @override
     def is_here(self, config: ModelConfig) -> bool:
@@ -28,8 +28,8 @@ class MicroSource(ModelSource):
 
     @override
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
-        from kvprobe.organisms.micro import micro_config, weights_sha256
-        from kvprobe.organisms.tokenizer import build_tokenizer
+        from kvprobe.models.micro import micro_config, weights_sha256
+        from kvprobe.tasks.tokenizer import build_tokenizer
 
         return Checkpoint("weights set by hand", weights_sha256(_weights(config.name)), micro_config(build_tokenizer()))
 
@@ -37,8 +37,8 @@ class MicroSource(ModelSource):
     def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
         from transformers import LlamaForCausalLM
 
-        from kvprobe.organisms.micro import micro_config
-        from kvprobe.organisms.tokenizer import build_tokenizer
+        from kvprobe.models.micro import micro_config
+        from kvprobe.tasks.tokenizer import build_tokenizer
 
         tokenizer = build_tokenizer()
         configuration = micro_config(tokenizer)
@@ -52,7 +52,7 @@ class MicroSource(ModelSource):
 # One model is opened and then loaded.
 @lru_cache(maxsize=1)
 def _weights(name: str) -> dict[str, Tensor]:
-    from kvprobe.organisms.micro import micro_weights
-    from kvprobe.organisms.tokenizer import build_tokenizer
+    from kvprobe.models.micro import micro_weights
+    from kvprobe.tasks.tokenizer import build_tokenizer
 
     return micro_weights(name.removeprefix("micro-"), build_tokenizer().get_vocab())

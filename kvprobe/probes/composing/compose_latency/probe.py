@@ -45,10 +45,11 @@ from kvprobe.composing.base import ReuseScheme, make_scheme
 from kvprobe.composing.chunk import Chunk, Header, beginning_of_text, precompile
 from kvprobe.composing.library import SkillLibrary
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import clock, empty_cache, flops, forward, logits_of
+from kvprobe.engine.forward import clock, flops, forward, logits_of
 from kvprobe.engine.masks import plan_masks
 from kvprobe.errors import ConfigError
 from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.models.caching import empty_cache
 from kvprobe.probes import legacy as base
 from kvprobe.probes.base import PROBES, Measurement, Progress
 from kvprobe.probes.composing.compose_latency.effects import (

@@ -26,12 +26,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kvprobe.composing.images import entries_of, prefill_around, prefill_visual
+from kvprobe.composing.images import entries_of, prefill_around
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.operations import overwrite
 from kvprobe.engine.readout import read
+from kvprobe.engine.visual import Piece, VisualPrompt, prefill_visual, visual_prompt
 from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.organisms.picture_prompts import drawn_parts
 from kvprobe.probes import legacy as base
 from kvprobe.probes.base import PROBES, Measurement, Progress
 from kvprobe.probes.kit.measures import pair_noise
@@ -39,9 +41,7 @@ from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.probes.legacy import Probe
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
 from kvprobe.tasks.pairs import Pair
-from kvprobe.tasks.picture_prompts import drawn_parts
 from kvprobe.tasks.picture_question import IMAGE
-from kvprobe.tasks.visual import Piece, VisualPrompt, visual_prompt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

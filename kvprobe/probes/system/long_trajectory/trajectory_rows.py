@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import call_model, empty_cache, logits_of
+from kvprobe.engine.forward import call_model, logits_of
 from kvprobe.engine.masks import plan_masks
+from kvprobe.models.caching import empty_cache
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject

@@ -31,10 +31,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from kvprobe.errors import ConfigError, UnknownNameError
-from kvprobe.models.loader import load_subject
-from kvprobe.models.subject import Subject
-from kvprobe.organisms.tokenizer import BOS
 from kvprobe.tasks.context import TokenizedContext
+from kvprobe.tasks.tokenizer import BOS
 
 NOTE_WRITER: Final = (1, 0)
 """(layer, head): at a case's full stop it attends to the session's value if this is the case's, else to the start."""
@@ -140,23 +138,6 @@ _CIRCUITS: Final = {
 KINDS: Final = tuple(_CIRCUITS)
 
 
-def micro_subject(kind: str, *, dtype: torch.dtype | None = None, attention: str | None = None) -> Subject:
-    """A micro-model, ready for every probe; `load_subject("micro-reader")` is the same.
-
-    Args:
-        kind: one of `KINDS`.
-        dtype: of the weights, float32 by default.
-        attention: `sdpa` or `eager`; by default the first that is exact.
-
-    Raises:
-        UnknownNameError: there is no such kind.
-        ConfigError: the task library has more words than there are codes.
-    """
-    if kind not in _CIRCUITS:
-        raise UnknownNameError("micro-model", kind, KINDS)
-    return load_subject(f"micro-{kind}", dtype=dtype, device="cpu", attention=attention)
-
-
 def micro_config(tokenizer: Any) -> LlamaConfig:
     """The configuration of all micro-models."""
     return LlamaConfig(
@@ -198,7 +179,14 @@ def word_codes(count: int) -> Tensor:
 
 
 def micro_weights(kind: str, vocabulary: Mapping[str, int]) -> dict[str, Tensor]:
-    """Weights by their Hugging Face names, float64."""
+    """Weights by their Hugging Face names, float64.
+
+    Raises:
+        UnknownNameError: `kind` is none of `KINDS`.
+        ConfigError: the vocabulary has more words than there are codes.
+    """
+    if kind not in _CIRCUITS:
+        raise UnknownNameError("micro-model", kind, KINDS)
     weights = _embeddings(vocabulary)
     # With this weight the norm divides by nearly what it multiplies with.
     norm = torch.full((HIDDEN,), _CONSTANT / HIDDEN**0.5, dtype=torch.float64)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kvprobe.engine.visual import Piece
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.vision import encode_image, normalised
 from kvprobe.tasks.context import TokenizedContext
 from kvprobe.tasks.picture_question import IMAGE, OTHER
 from kvprobe.tasks.pictures import Picture, draw
-from kvprobe.tasks.visual import Piece
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kvprobe.engine.forward import Forward, forward
 from kvprobe.errors import ConfigError
-from kvprobe.models.vision import ImageFeatures
+from kvprobe.models.images import ImageFeatures
+from kvprobe.models.subject import Subject
 from kvprobe.tasks.context import Span
-
-if TYPE_CHECKING:
-    from kvprobe.models.subject import Subject
 
 Piece = Sequence[int] | ImageFeatures
 """Token ids of text, or an image."""
@@ -81,6 +79,17 @@ def visual_prompt(subject: Subject, parts: Sequence[Part], start: int = 0) -> Vi
             start += len(piece)
         ids += piece
     return VisualPrompt(tuple(ids), torch.cat(places, dim=1), spans, images, first)
+
+
+def prefill_visual(subject: Subject, prompt: VisualPrompt) -> Forward:
+    """One causal pass over text and images.
+
+    Raises:
+        NumericsError: the logits are not finite.
+        UnsupportedError: the model reads no images.
+    """
+    images = tuple(prompt.images.values())
+    return forward(subject, prompt.token_ids, positions=prompt.positions, axes=prompt.axes, images=images)
 
 
 def _text_axes(start: int, count: int) -> Tensor:

@@ -1,0 +1,39 @@
+"""Hugging Face caches as kvprobe hands them to a model, and whether the model fills them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvprobe.errors import UnsupportedError
+
+
+def check_fills_cache(model: Any) -> None:
+    """Verify that a forward pass fills a cache handed to it.
+
+    From transformers 5.24 on, a model bridged by TransformerLens 3.9 drops the cache without a word.
+
+    Raises:
+        UnsupportedError: some layer does not hold all tokens afterwards.
+    """
+    past = empty_cache()
+    ids = torch.ones((1, 3), dtype=torch.long, device=next(model.parameters()).device)
+    with torch.no_grad():
+        model(ids, past_key_values=past, use_cache=True)
+    held = [0 if layer.keys is None else layer.keys.shape[-2] for layer in past.layers]
+    if not held or any(length != 3 for length in held):
+        import transformers
+
+        raise UnsupportedError(
+            f"A forward pass of {type(model).__name__} over 3 tokens leaves {min(held, default=0)} in its KV cache "
+            f"under transformers {transformers.__version__}; install transformers below 5.24, which fills it."
+        )
+
+
+def empty_cache() -> Any:
+    """A Hugging Face cache without entries, whose layers keep all that they are given."""
+    from transformers.cache_utils import DynamicCache
+
+    # Never with a config: sliding layers would keep only window - 1 tokens.
+    return DynamicCache()
