@@ -15,7 +15,7 @@ from torch import Tensor
 from kvprobe.errors import ConfigError, UnknownNameError
 from kvprobe.models import micro
 from kvprobe.models.loader import load_subject
-from kvprobe.models.micro import KINDS, note_positions, word_codes
+from kvprobe.models.micro import KINDS, micro_weights, note_positions, word_codes
 from kvprobe.models.subject import Subject
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
@@ -187,7 +187,7 @@ def test_there_are_only_so_many_codes() -> None:
 
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'note-taker'"):
-        load_subject("micro-notetaker", device="cpu")
+        micro_weights("notetaker", {})
 
 
 def test_identity_tells_kinds_and_not_dtypes_apart() -> None:
