@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from kvprobe.models.subject import Subject
-from kvprobe.tasks.tokenizer import build_tokenizer
 from kvprobe.probes.base import Probe
 from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.base import Task
