@@ -39,7 +39,10 @@ class Bars:
         height: of the row, in inches.
         levels: heights of dashed reference lines.
         label_size: of the labels on the axis, in points.
+        label_rotation: of the labels on the axis, in degrees.
+        ylim: ends of the axis, where they are fixed.
         dots: what the dots of an effect are; `None` for no dots.
+        dot: what one dot is.
     """
 
     effects: Mapping[str, Look]
@@ -47,7 +50,10 @@ class Bars:
     height: float
     levels: tuple[float, ...] = (0.0, 1.0)
     label_size: float | None = None
+    label_rotation: float = 0.0
+    ylim: tuple[float, float] | None = None
     dots: Dots | None = recovery_dots
+    dot: str = "one skeleton"
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the effects of one model."""
@@ -57,10 +63,14 @@ class Bars:
         draw_effects(axes, panel, self.effects, dots)
         if self.label_size:
             axes.tick_params(axis="x", labelsize=self.label_size)
+        if self.label_rotation:
+            axes.tick_params(axis="x", labelrotation=self.label_rotation)
+        if self.ylim:
+            axes.set_ylim(*self.ylim)
 
-    def handles(self, panels: Sequence[Panel]) -> list[Any]:  # noqa: ARG002
+    def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""
-        return effect_key("one skeleton") if self.dots else []
+        return effect_key(self.dot if self.dots else None, paper=any(panel.paper for panel in panels))
 
 
 def draw_effects(axes: Axes, panel: Panel, names: Mapping[str, tuple[str, str]], dots: Mapping[str, pd.Series]) -> None:
@@ -87,27 +97,43 @@ def draw_effects(axes: Axes, panel: Panel, names: Mapping[str, tuple[str, str]],
 
 
 def recovery_by_skeleton(rows: pd.DataFrame, shift: pd.Series | None = None) -> pd.Series:
-    """Each skeleton's recovery as ratio of sums, for the dots of `draw_effects`.
+    """Each skeleton's recovery as ratio of sums; see `recovery_by`."""
+    return recovery_by(rows, "skeleton", shift=shift)
 
-    `rows` has `skeleton`, `margin`, `m_base` and `m_donor` (logits); `shift`, where it is not margin - m_base.
+
+def recovery_by(rows: pd.DataFrame, *columns: str, shift: pd.Series | None = None) -> pd.Series:
+    """Recovery as ratio of sums, by the values of columns, which become the index.
+
+    Args:
+        rows: with `margin`, `m_base` and `m_donor` (logits).
+        columns: that the rows are grouped by.
+        shift: [row] in logits, where it is not margin - m_base.
     """
     moved = rows["margin"] - rows["m_base"] if shift is None else shift
     sums = rows.assign(shift=moved, gap=rows["m_donor"] - rows["m_base"])
-    totals = sums.groupby("skeleton")[["shift", "gap"]].sum()
+    totals = sums.groupby(list(columns))[["shift", "gap"]].sum()
     return totals["shift"] / totals["gap"]
 
 
-def effect_key(dots: str) -> list[Any]:
-    """Legend handles of `draw_effects`; `dots` says what a dot is."""
+def effect_key(dots: str | None, *, paper: bool = True) -> list[Any]:
+    """Legend handles of `draw_effects`.
+
+    Args:
+        dots: what a dot is; `None` where there are none.
+        paper: whether there are values of the paper.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    return [
+    handles: list[Any] = [
         Line2D([], [], lw=1.6, color=COLORS["ink"], label="estimate"),
         Patch(color=COLORS["ink"], alpha=0.3, lw=0, label="its interval"),
-        Line2D([], [], marker="o", ls="", ms=4, mew=0, color=COLORS["ink"], alpha=0.35, label=dots),
-        Line2D([], [], label="the paper's value", **PAPER_MARKER),
     ]
+    if dots is not None:
+        handles.append(Line2D([], [], marker="o", ls="", ms=4, mew=0, color=COLORS["ink"], alpha=0.35, label=dots))
+    if paper:
+        handles.append(Line2D([], [], label="the paper's value", **PAPER_MARKER))
+    return handles
 
 
 def _draw_interval(axes: Axes, place: float, effect: Effect, color: str) -> None:

@@ -24,17 +24,24 @@ class Profiles:
         ylabel: of the leftmost axes.
         height: of the row, in inches.
         levels: heights of dashed reference lines.
+        xlabel: of every axes.
+        ylim: ends of the vertical axis, where they are fixed.
     """
 
     lines: Callable[[Panel], Mapping[str, tuple[pd.Series, str, str]]]
     ylabel: str
     height: float
     levels: tuple[float, ...] = ()
+    xlabel: str = "layer"
+    ylim: tuple[float, float] | None = None
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the lines of one model."""
         levels(axes, *self.levels)
         draw_profile(axes, self.lines(panel))
+        axes.set_xlabel(self.xlabel)
+        if self.ylim:
+            axes.set_ylim(*self.ylim)
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles: the lines of the first model that was measured."""

@@ -61,6 +61,7 @@ class FigureSpec:
         parts: its rows.
         main: its axes in the section's figure; `None` for none.
         key: legend handles, where they are not those of the parts.
+        key_title: a sentence above the legend.
         key_columns: of the legend; the narrow figure of a single model has two at most.
     """
 
@@ -68,6 +69,7 @@ class FigureSpec:
     parts: tuple[Part, ...]
     main: Main | None = None
     key: Key | None = None
+    key_title: str | None = None
     key_columns: int = 4
 
 
@@ -84,7 +86,7 @@ def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
         if any(panel.effects for panel in panels):
             handles = spec.key(panels) if spec.key else _handles(spec, panels)
             columns = spec.key_columns if len(panels) > 1 else min(2, spec.key_columns)
-            figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+            figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=spec.key_title)
     return figure
 
 
