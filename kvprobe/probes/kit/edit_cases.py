@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from kvprobe.edit.base import CachedPrompt, Edited, FieldEdit
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import Readout, read
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import Measurement
+from kvprobe.probes.base import Measurement, Progress
 from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import encode_segment
@@ -67,6 +67,34 @@ def edit_case(subject: Subject, pair: Pair) -> EditCase:
     base, donor = read(old.logits, *answers), read(new.logits, *answers)
     floor = abs(read(stale.decide(subject).logits, *answers).margin - base.margin)
     return EditCase(pair, stale, field_edit(pair, subject.tokenizer), base, donor, floor)
+
+
+def measure_cases(
+    subject: Subject,
+    pairs: Sequence[Pair],
+    progress: Progress,
+    measure: Callable[[EditCase, int], Iterable[Measurement]],
+) -> list[Measurement]:
+    """The rows of every pair, each with the pair's index, the gate's columns and the constant baselines.
+
+    Each pair is prefilled when its turn comes: the caches of all pairs of a large model would not fit in memory.
+
+    Args:
+        subject: the model.
+        pairs: all pairs of the scenarios; the majority baseline is learned from the other pairs of a scenario.
+        progress: called after every pair.
+        measure: the rows of one pair, from its case and its index.
+
+    Raises:
+        ConfigError: a pair does not say its entity, field and new value.
+    """
+    baselines, rows = baseline_columns(pairs, subject.tokenizer), []
+    for index, pair in enumerate(pairs):
+        case = edit_case(subject, pair)
+        shared = {"pair": index, **case.common(), **baselines[index]}
+        rows += [{**shared, **row} for row in measure(case, index)]
+        progress(index + 1, len(pairs))
+    return rows
 
 
 def field_edit(pair: Pair, tokenizer: Any) -> FieldEdit:

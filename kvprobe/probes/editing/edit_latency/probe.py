@@ -8,52 +8,36 @@ the same run. FLOPs and tokens are shares of that reprefill's too; they do not d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from pydantic import Field
 
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.engine.forward import clock
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.edit_arms import Arm, make_arm
 from kvprobe.probes.kit.edit_cases import EditCase, edit_case
-from kvprobe.probes.kit.measures import pair_noise
-from kvprobe.probes.legacy import Probe
-from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import Span, encode_segment
 from kvprobe.tasks.library import filler_notes
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 ARMS = ("field_only", "erratum", "field_and_erratum", "cacheblend", "hoist_to_end", "full_downstream")
 """Arms beside the full reprefill."""
 REFERENCE = "full_reprefill"
-METRICS = ("seconds_ratio", "flop_share", "token_share")
 
 
 @PROBES.register("edit_latency")
 class EditLatency(Probe):
     """Seconds, FLOPs and tokens of each edit as a share of a full reprefill, by the length of the prompt."""
 
-    name: ClassVar[str] = "edit_latency"
-    paper: ClassVar[Mapping[str, PaperEntry]] = {}
-
-    class Parameters(base.Parameters):
-        """Lengths and repetitions."""
-
-        lengths: tuple[int, ...] = Field((128, 256, 512, 1024), min_length=2, description="tokens of the prompts")
-        repeats: int = Field(5, ge=1, description="timed runs of each arm")
+    lengths: tuple[int, ...] = Field((128, 256, 512, 1024), min_length=2, description="tokens of the prompts")
+    repeats: int = Field(5, ge=1, description="timed runs of each arm")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair and length one row for each arm.
@@ -64,33 +48,14 @@ class EditLatency(Probe):
         rows: list[Measurement] = []
         for index, pair in enumerate(pairs):
             case = edit_case(subject, pair)
-            for length in self.parameters.lengths:
+            for length in self.lengths:
                 stale = lengthened(subject, case, length)
                 rows += [
                     {"pair": index, "length": length, **case.common(), **row}
-                    for row in _timed(subject, case, stale, self.parameters.repeats)
+                    for row in _timed(subject, case, stale, self.repeats)
                 ]
             progress(index + 1, len(pairs))
         return rows
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """`erratum_1024.seconds_ratio` and so on, and how each share changes from the shortest to the longest."""
-        effects = list(_by_length(rows, statistics))
-        effects += _trends(rows, statistics)
-        effects.append(pair_noise(rows, statistics))
-        return effects
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Seconds and FLOPs over the length; one column for each model."""
-        from kvprobe.probes.editing.edit_latency.figure import draw_edit_latency
-
-        return draw_edit_latency(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Seconds of an erratum and of an in-place edit over the length, all models."""
-        from kvprobe.probes.editing.edit_latency.figure import edit_latency_panel
-
-        edit_latency_panel(axes, panels)
 
 
 def lengthened(subject: Subject, case: EditCase, length: int) -> CachedPrompt:
@@ -135,20 +100,3 @@ def _run(subject: Subject, case: EditCase, stale: CachedPrompt, arm: Arm) -> tup
     edited = arm.method.apply(subject, stale, case.edit)
     decision = edited.prompt.decide(subject)
     return clock(subject) - started, edited.receipt.flops + decision.receipt.flops
-
-
-def _by_length(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    for (arm, length), part in rows.groupby(["arm", "length"], sort=False):
-        for metric in METRICS:
-            clusters = part[statistics.cluster]
-            yield mean(f"{arm}_{length}.{metric}", part[metric], clusters=clusters, statistics=statistics)
-
-
-def _trends(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    shortest, longest = rows["length"].min(), rows["length"].max()
-    for arm, part in rows.groupby("arm", sort=False):
-        at = {length: each.set_index("pair") for length, each in part.groupby("length")}
-        clusters = at[shortest][statistics.cluster]
-        for metric in METRICS:
-            change = at[longest][metric] - at[shortest][metric]
-            yield mean(f"{arm}.longest_less_shortest.{metric}", change, clusters=clusters, statistics=statistics)

@@ -23,40 +23,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from torch import Tensor
 
-from kvprobe.edit.base import EDIT_METHODS, CachedPrompt
+from kvprobe.edit.base import CachedPrompt, make_method
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward
 from kvprobe.engine.interventions import AttentionKnockout
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes.base import PROBES, Measurement, Progress
-from kvprobe.probes.editing.erratum_security.effects import security_effects
-from kvprobe.probes.kit.edit_cases import (
-    EditCase,
-    baseline_columns,
-    baseline_effects,
-    edit_case,
-    field_edit,
-    reading_row,
-)
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.kit.edit_cases import EditCase, field_edit, measure_cases, reading_row
 from kvprobe.probes.kit.pair_lines import piece_of, subjects_of, with_pieces
-from kvprobe.probes.legacy import Probe
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import Span, encode_segment
 from kvprobe.tasks.erratum_lines import FORGERIES, PLACEMENTS, conversation_texts, forged_texts
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 DEFENCES = ("none", "hidden", "operator_last")
@@ -70,40 +55,18 @@ _OPERATOR = "operator"
 class ErratumSecurity(Probe):
     """How often the user's text overrides the true field, and what stops it at which cost to the operator."""
 
-    name: ClassVar[str] = "erratum_security"
-    paper: ClassVar[Mapping[str, PaperEntry]] = {}
-
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair one row for each forgery and defence, and for each edit, defence and contest.
 
         Raises:
             ConfigError: a pair does not say its entity, field and values, or has no conversation before its task.
         """
-        rows: list[Measurement] = []
-        baselines = baseline_columns(pairs, subject.tokenizer)
-        for index, pair in enumerate(pairs):
-            case = edit_case(subject, pair)
-            common = {"pair": index, **case.common(), **baselines[index]}
-            found = [*_attacks(subject, case), *_operator_edits(subject, pair)]
-            rows += [{**common, **row} for row in found]
-            progress(index + 1, len(pairs))
-        return rows
 
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """False overrides by form, placement and defence, what defences prevent and cost, baselines."""
-        return [*security_effects(rows, statistics), *baseline_effects(rows, statistics)]
+        def rows(case: EditCase, _: int) -> Iterator[Measurement]:
+            yield from _attacks(subject, case)
+            yield from _operator_edits(subject, case.pair)
 
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """False overrides above, what each defence leaves of legitimate edits below; a column for each model."""
-        from kvprobe.probes.editing.erratum_security.figure import draw_erratum_security
-
-        return draw_erratum_security(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """False overrides over all forgeries by defence, all models."""
-        from kvprobe.probes.editing.erratum_security.figure import erratum_security_panel
-
-        erratum_security_panel(axes, panels)
+        return measure_cases(subject, pairs, progress, rows)
 
 
 def _attacks(subject: Subject, case: EditCase) -> Iterator[Measurement]:
@@ -138,7 +101,7 @@ def _operator_edits(subject: Subject, pair: Pair) -> Iterator[Measurement]:
         stale = CachedPrompt.prefilled(subject, prompt.base.token_ids, prompt.base.spans)
         edit = field_edit(prompt, subject.tokenizer)
         for method in METHODS:
-            edited = EDIT_METHODS.get(method)().apply(subject, stale, edit)
+            edited = make_method(method).apply(subject, stale, edit)
             made = edited.prompt
             hidden = _run_from_user(subject, made.cache, made.token_ids, made.spans, hidden=True)
             for defence, logits in (("none", made.decide(subject).logits), ("hidden", hidden)):
