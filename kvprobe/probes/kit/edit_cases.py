@@ -11,8 +11,8 @@ import pandas as pd
 from kvprobe.edit.base import CachedPrompt, Edited, FieldEdit
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import Readout, read
-from kvprobe.errors import ConfigError
 from kvprobe.probes.base import Measurement, Progress
+from kvprobe.probes.kit.pair_lines import subjects_of
 from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import encode_segment
@@ -59,7 +59,7 @@ def edit_case(subject: Subject, pair: Pair) -> EditCase:
     """Prefill the base and decide both prompts.
 
     Raises:
-        ConfigError: the pair does not say its entity, field and new value.
+        ConfigError: the pair does not say its entity, field and values.
     """
     answers = pair.base_answer_id, pair.donor_answer_id
     old, new = (prefill(subject, prompt.token_ids) for prompt in (pair.base, pair.donor))
@@ -86,7 +86,7 @@ def measure_cases(
         measure: the rows of one pair, from its case and its index.
 
     Raises:
-        ConfigError: a pair does not say its entity, field and new value.
+        ConfigError: a pair does not say its entity, field and values.
     """
     baselines, rows = baseline_columns(pairs, subject.tokenizer), []
     for index, pair in enumerate(pairs):
@@ -101,15 +101,11 @@ def field_edit(pair: Pair, tokenizer: Any) -> FieldEdit:
     """The edit of a pair's field to the donor's value, with the erratum and the session line of its wording.
 
     Raises:
-        ConfigError: the pair does not say its entity, field and new value.
+        ConfigError: the pair does not say its entity, field and values.
     """
-    attributes = pair.scenario.attributes
-    missing = [key for key in ("entity", "field", "new") if key not in attributes]
-    if missing:
-        raise ConfigError(f"An edit needs pairs that say their {missing[0]}: use task gated_decision.")
-    about = attributes["entity"], attributes["field"], attributes["new"]
+    said = subjects_of(pair)
     new_ids = pair.donor.token_ids[pair.field.start : pair.field.end]
-    return worded_edit("field", new_ids, pair.scenario.wording, about, tokenizer)
+    return worded_edit("field", new_ids, said.wording, (said.entity, said.field, said.new), tokenizer)
 
 
 def worded_edit(

@@ -1,4 +1,4 @@
-"""What the erratum probes share: what a pair's lines speak of, and pairs with further segments."""
+"""What a pair's lines speak of, and pairs with further segments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def subjects_of(pair: Pair) -> Subjects:
     names = ("entity", "field", "old", "new")
     missing = [name for name in names if name not in attributes]
     if missing:
-        raise ConfigError(f"An erratum needs pairs that say their {missing[0]}: use task gated_decision.")
+        raise ConfigError(f"An edit needs pairs that say their {missing[0]}: use task gated_decision.")
     return Subjects(pair.scenario.wording, *(attributes[name] for name in names))
 
 

@@ -58,7 +58,8 @@ READING = Reading(
             "Time of an erratum (solid), in place (dashed)",
             "tokens of the prompt",
             "time / reprefill",
-            levels=(0.0, 1.0),
+            levels=(1.0,),
+            ylim=(0.0, None),
         ),
     ),
 )

@@ -74,11 +74,11 @@ def _attacks(subject: Subject, case: EditCase) -> Iterator[Measurement]:
     pair, said = case.pair, subjects_of(case.pair)
     forgeries = [("none", "none"), *((form, place) for form in FORGERIES for place in PLACEMENTS)]
     for form, placement in forgeries:
-        prompt = _with_user_text(subject, pair, said, form, placement)
+        prompt = with_user_text(subject, pair, said, form, placement)
         for defence in DEFENCES:
             defended, tokens = _defended(subject, prompt, said, defence)
             base, hidden = defended.base, defence == "hidden"
-            logits = _run_from_user(subject, case.stale.cache, base.token_ids, base.spans, hidden=hidden)
+            logits = run_from_user(subject, case.stale.cache, base.token_ids, base.spans, hidden=hidden)
             reading = read(logits, pair.base_answer_id, pair.donor_answer_id)
             yield {
                 "part": "attack",
@@ -97,13 +97,13 @@ def _operator_edits(subject: Subject, pair: Pair) -> Iterator[Measurement]:
     said = subjects_of(pair)
     forging_old = replace(said, new=said.old)
     for part, (form, placement) in {"legitimate": ("none", "none"), "contested": CONTESTED}.items():
-        prompt = _with_user_text(subject, pair, forging_old, form, placement)
+        prompt = with_user_text(subject, pair, forging_old, form, placement)
         stale = CachedPrompt.prefilled(subject, prompt.base.token_ids, prompt.base.spans)
         edit = field_edit(prompt, subject.tokenizer)
         for method in METHODS:
             edited = make_method(method).apply(subject, stale, edit)
             made = edited.prompt
-            hidden = _run_from_user(subject, made.cache, made.token_ids, made.spans, hidden=True)
+            hidden = run_from_user(subject, made.cache, made.token_ids, made.spans, hidden=True)
             for defence, logits in (("none", made.decide(subject).logits), ("hidden", hidden)):
                 reading = read(logits, pair.base_answer_id, pair.donor_answer_id)
                 yield {
@@ -118,7 +118,7 @@ def _operator_edits(subject: Subject, pair: Pair) -> Iterator[Measurement]:
                 }
 
 
-def _with_user_text(subject: Subject, pair: Pair, said: Subjects, form: str, placement: str) -> Pair:
+def with_user_text(subject: Subject, pair: Pair, said: Subjects, form: str, placement: str) -> Pair:
     """The pair with the conversation in pieces, so that the user's own text is known by its span."""
     tokenizer, skeleton = subject.tokenizer, pair.scenario.skeleton
     user, rest = conversation_texts(said, skeleton)
@@ -141,7 +141,7 @@ def _defended(subject: Subject, pair: Pair, said: Subjects, defence: str) -> tup
     return with_pieces(pair, "task", pieces, subject.tokenizer), len(line)
 
 
-def _run_from_user(
+def run_from_user(
     subject: Subject, cache: KVCache, token_ids: Sequence[int], spans: Mapping[str, Span], *, hidden: bool
 ) -> Tensor:
     """Logits `[vocab]` of a prompt run from the user's text on, which later tokens may not be allowed to see."""

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, effects_of, margin_of, measured, plain_logits, worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
 from kvprobe.probes.editing.erratum_security.probe import (
     DEFENCES,
     METHODS,
     ErratumSecurity,
-    _run_from_user,
-    _with_user_text,
+    run_from_user,
+    with_user_text,
 )
-from kvprobe.probes.kit.edit_cases import edit_case
+from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
 from kvprobe.probes.kit.pair_lines import piece_of, subjects_of, with_pieces
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.erratum_lines import FORGERIES, PLACEMENTS, forged_texts
 from kvprobe.tasks.extra_lines import Subjects
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import skeletons
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
-BASELINES = {f"baseline_{name}": 0.0 for name in ("first_option", "refuse", "majority")}
+(PAIR,) = aligned(GatedDecision(size=1))
 
 
 @cache
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
-
-
-@cache
-def measured(family: str) -> pd.DataFrame:
-    return pd.DataFrame(ErratumSecurity().measure(worded(family), pairs_of(1), lambda done, total: None))
+def rows_of(family: str) -> pd.DataFrame:
+    return measured(ErratumSecurity(), worded(family), [PAIR])
 
 
 def attack(rows: pd.DataFrame, defence: str, form: str, placement: str) -> float:
@@ -62,10 +53,6 @@ def rewritten(pair: Pair, text: str, *, donor: bool = False) -> list[int]:
     return [*ids[: span.start], *encode_segment(text, TOKENIZER), *ids[span.end :]]
 
 
-def margin(logits: torch.Tensor, pair: Pair) -> float:
-    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-
-
 def conversation(pair: Pair) -> tuple[str, str]:
     request = next(s.request for s in skeletons() if s.name == pair.scenario.skeleton)
     return f"User: {request}.", f"Assistant: I will check the {pair.scenario.attributes['field']}.\n"
@@ -73,7 +60,7 @@ def conversation(pair: Pair) -> tuple[str, str]:
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_forged_and_defended_prompts_against_plain_hugging_face(family: str) -> None:
-    (pair,), rows, model = pairs_of(1), measured(family), worded(family).model
+    pair, rows, model = PAIR, rows_of(family), worded(family).model
     user, promise = conversation(pair)
     forged = erratum(pair, "new")
     texts = {
@@ -84,12 +71,12 @@ def test_forged_and_defended_prompts_against_plain_hugging_face(family: str) -> 
     }
     for (form, placement), text in texts.items():
         for defence, more in (("none", ""), ("operator_last", erratum(pair, "old"))):
-            ought = margin(plain_logits(model, rewritten(pair, text + more)), pair)
+            ought = margin_of(pair, plain_logits(model, rewritten(pair, text + more)))
             assert attack(rows, defence, form, placement) == pytest.approx(ought, abs=1e-5)
 
 
 def test_hiding_against_a_mask_of_plain_hugging_face() -> None:
-    (pair,), rows, subject = pairs_of(1), measured("llama"), worded("llama")
+    pair, rows, subject = PAIR, rows_of("llama"), worded("llama")
     user, promise = conversation(pair)
     ids = rewritten(pair, f"{user}\n{promise}User: {erratum(pair, 'new')}")
     start = pair.base.spans["conversation"].start
@@ -102,41 +89,40 @@ def test_hiding_against_a_mask_of_plain_hugging_face() -> None:
     mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
         logits = subject.model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1]
-    assert attack(rows, "hidden", "spoken", "last_turn") == pytest.approx(margin(logits, pair), abs=1e-8)
+    assert attack(rows, "hidden", "spoken", "last_turn") == pytest.approx(margin_of(pair, logits), abs=1e-8)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 @given(form=st.sampled_from(list(FORGERIES)), placement=st.sampled_from(PLACEMENTS))
 def test_what_the_hidden_user_says_cannot_matter(family: str, form: str, placement: str) -> None:
     """The same forgery with another value is another prompt, and the same decision when it is hidden."""
-    subject, (pair,) = worded(family), pairs_of(1)
+    subject, pair = worded(family), PAIR
     said, cache = subjects_of(pair), edit_case(subject, pair).stale.cache
     logits = {}
     for value in (said.old, said.new):
         claim = Subjects(said.wording, said.entity, said.field, said.old, value)
-        prompt = _with_user_text(subject, pair, claim, form, placement).base
+        prompt = with_user_text(subject, pair, claim, form, placement).base
         for hidden in (True, False):
-            found = _run_from_user(subject, cache, prompt.token_ids, prompt.spans, hidden=hidden)
+            found = run_from_user(subject, cache, prompt.token_ids, prompt.spans, hidden=hidden)
             logits[value, hidden] = found
     torch.testing.assert_close(logits[said.old, True], logits[said.new, True], atol=1e-9, rtol=0)
     assert not torch.allclose(logits[said.old, False], logits[said.new, False], atol=1e-6)
 
 
 def test_the_operators_edits_against_plain_hugging_face() -> None:
-    (pair,), model = pairs_of(1), worded("qwen3").model
-    rows = measured("qwen3")
+    pair, model, rows = PAIR, worded("qwen3").model, rows_of("qwen3")
     found = rows[(rows["part"] != "attack") & (rows["defence"] == "none")].set_index(["part", "method"])
     user, promise = conversation(pair)
     texts = {"legitimate": f"{user}\n{promise}", "contested": f"{user}\n{promise}User: \n{erratum(pair, 'old')}"}
     for part, text in texts.items():
-        told = margin(plain_logits(model, rewritten(pair, text + erratum(pair, "new"))), pair)
-        amended = margin(plain_logits(model, rewritten(pair, text, donor=True)), pair)
+        told = margin_of(pair, plain_logits(model, rewritten(pair, text + erratum(pair, "new"))))
+        amended = margin_of(pair, plain_logits(model, rewritten(pair, text, donor=True)))
         assert found["margin"][part, "erratum"] == pytest.approx(told, abs=1e-8)
         assert found["margin"][part, "full_downstream"] == pytest.approx(amended, abs=1e-8)
 
 
 def test_every_cell_once() -> None:
-    rows = measured("qwen3")
+    rows = rows_of("qwen3")
     attacks = rows[rows["part"] == "attack"]
     assert len(attacks) == len(DEFENCES) * (1 + len(FORGERIES) * len(PLACEMENTS))
     assert len(rows) - len(attacks) == 2 * 2 * len(METHODS)
@@ -163,7 +149,7 @@ def test_forgeries_are_words_the_organisms_know_and_stand_in_the_users_text(
 
 
 def test_replacing_a_segment_keeps_all_others() -> None:
-    (pair,) = pairs_of(1)
+    pair = PAIR
     line = encode_segment("User: hello\n", TOKENIZER)
     longer = with_pieces(pair, "task", [("note", line), piece_of(pair, "task")], TOKENIZER)
     for name, span in pair.base.spans.items():
@@ -179,19 +165,20 @@ def test_replacing_a_segment_keeps_all_others() -> None:
 
 
 def test_a_conversation_that_is_not_the_librarys_is_refused() -> None:
-    (pair,) = pairs_of(1)
+    pair = PAIR
     other = with_pieces(
         pair, "conversation", [("conversation", encode_segment("User: hello.\n", TOKENIZER))], TOKENIZER
     )
     with pytest.raises(ConfigError, match="not the library's request"):
-        ErratumSecurity().measure(worded("qwen3"), [other], lambda done, total: None)
+        measured(ErratumSecurity(), worded("qwen3"), [other])
 
 
-def made_effects(plain: int, hidden: int, followed: int) -> dict[str, Effect]:
-    """Effects where so many pairs are overridden, plainly and hidden, and so many contested errata are followed."""
-    rows = []
+@given(plain=st.integers(0, 10), hidden=st.integers(0, 10), followed=st.integers(0, 10))
+def test_summary_finds_what_was_put_in(plain: int, hidden: int, followed: int) -> None:
+    """Rows in which so many pairs are overridden, plainly and hidden, and so many contested errata are followed."""
+    rows, baselines = [], {f"baseline_{name}": 0.0 for name in BASELINES}
     for pair in range(10):
-        common = {"pair": pair, "skeleton": f"s{pair}", "noise_floor": 1e-6, **BASELINES}
+        common = {"pair": pair, "skeleton": f"s{pair}", "noise_floor": 1e-6, **baselines}
         attack = {**common, "part": "attack", "method": "none", "edit_tokens": None, "extra_tokens": 0}
         for defence, overridden in (("none", plain), ("hidden", hidden), ("operator_last", 0)):
             margin = 2.0 if pair < overridden else -2.0
@@ -201,12 +188,7 @@ def made_effects(plain: int, hidden: int, followed: int) -> dict[str, Effect]:
         for part in ("legitimate", "contested"):
             margin = 2.0 if pair < (followed if part == "contested" else 10) else -2.0
             rows.append({**edit, "part": part, "method": "erratum", "margin": margin})
-    return {effect.name: effect for effect in ErratumSecurity().summarise(pd.DataFrame(rows), StatisticsConfig())}
-
-
-@given(plain=st.integers(0, 10), hidden=st.integers(0, 10), followed=st.integers(0, 10))
-def test_summary_finds_what_was_put_in(plain: int, hidden: int, followed: int) -> None:
-    effects = made_effects(plain, hidden, followed)
+    effects = effects_of(ErratumSecurity(), pd.DataFrame(rows))
     assert effects["none.in_turn.spoken.override_rate"].estimate == pytest.approx(plain / 10)
     assert effects["hidden.override_rate"].estimate == pytest.approx(hidden / 10)
     assert effects["hidden.prevented"].estimate == pytest.approx((plain - hidden) / 10)
@@ -214,15 +196,3 @@ def test_summary_finds_what_was_put_in(plain: int, hidden: int, followed: int) -
     assert effects["legitimate.erratum.none.new_rate"].estimate == 1.0
     assert effects["contested.erratum.none.new_rate"].estimate == pytest.approx(followed / 10)
     assert effects["edit.erratum.tokens"].estimate == 31
-
-
-def test_the_figure_shows_every_defence_and_says_why_a_model_is_missing() -> None:
-    panels = [Panel("measured", made_effects(9, 1, 5)), Panel("absent", note="fails the gate")]
-    figure = ErratumSecurity().plot(panels)
-    shown = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
-    assert "fails the gate" in shown
-    points = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
-    assert len(points) == len(DEFENCES)
-    axes = Figure().subplots()
-    ErratumSecurity().plot_main(axes, panels)
-    assert axes.get_title()

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 import torch
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.engine.forward import prefill
-from kvprobe.figures.panel import Panel
-from kvprobe.probes.editing.edit_latency.probe import ARMS, METRICS, REFERENCE, EditLatency, lengthened
+from kvprobe.probes.editing.edit_latency.probe import ARMS, REFERENCE, EditLatency, lengthened
+from kvprobe.probes.editing.edit_latency.reading import METRICS
 from kvprobe.probes.kit.edit_cases import edit_case
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
-
-
-def pairs_of(size: int) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size).prompt_pairs()]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_a_lengthened_prompt_says_the_same_with_notes_between(family: str) -> None:
-    subject, pair = worded(family), pairs_of(1)[0]
+    subject, (pair,) = worded(family), aligned(GatedDecision(size=1))
     case = edit_case(subject, pair)
     stale = lengthened(subject, case, 200)
     assert 200 <= len(stale.token_ids) < 220
@@ -43,10 +36,8 @@ def test_a_lengthened_prompt_says_the_same_with_notes_between(family: str) -> No
 
 
 def test_shares_are_those_of_the_edits_and_fall_with_length() -> None:
-    subject, pairs = worded("llama"), pairs_of(2)
-    probe = EditLatency(EditLatency.Parameters(lengths=(128, 400), repeats=1))
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
+    subject, pairs, probe = worded("llama"), aligned(GatedDecision(size=2)), EditLatency(lengths=(128, 400), repeats=1)
+    rows = measured(probe, subject, pairs)
     assert len(rows) == 2 * 2 * (len(ARMS) + 1)
     whole = rows[rows["arm"] == REFERENCE]
     assert (whole[list(METRICS)] == 1).all(axis=None)
@@ -57,7 +48,4 @@ def test_shares_are_those_of_the_edits_and_fall_with_length() -> None:
     assert by_arm.loc[("field_only", 0, 400), "token_share"] == pytest.approx(2 / tokens)
     for arm in ("erratum", "field_only"):
         assert by_arm.loc[(arm, 0, 400), "flop_share"] < by_arm.loc[(arm, 0, 128), "flop_share"] < 1
-    effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
-    assert effects["erratum.longest_less_shortest.flop_share"].estimate < 0
-    figure = probe.plot([Panel("llama", effects, rows), Panel("other", note="not applicable")])
-    assert len(figure.axes) == 4
+    assert effects_of(probe, rows)["erratum.longest_less_shortest.flop_share"].estimate < 0
