@@ -66,6 +66,11 @@ class CachedPrompt:
         return forward(subject, self.token_ids[-1:], self.cache)
 
 
+def line_segments(field: str) -> tuple[str, str]:
+    """Names of the segments that hold what stands before and after a field's value in its line."""
+    return f"before {field}", f"after {field}"
+
+
 @dataclass(frozen=True)
 class FieldEdit:
     """What changes, and in which words the change can be said. All ids are as in the middle of a text.

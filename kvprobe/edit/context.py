@@ -8,8 +8,8 @@ context = EditableContext.prefill(subject, [
     ("cue", "Answer:"),
 ])
 context.decide(["cancel", "deny"]).answer            # "cancel"
-context.set("order_status", "shipped")               # full-downstream: as right as a new prefill
-context.set("order_status", "pending", "erratum")    # cheaper: says the change in a line before the task
+context.set("order_status", "shipped")               # exact; everything from the field on is run again
+context.set("order_status", "pending", "erratum")    # cheaper: a line before the task says the change
 context.state                                        # {"order_status": "pending"}
 """
 
@@ -42,10 +42,10 @@ __all__ = ["EditableContext", "Field"]
 class EditableContext(Viewable):
     """A cached prompt with declared fields, their values, and the edits between them.
 
-    Caches are never written into: an edit replaces them, and one that fails leaves the context as it was. Only
-    full-downstream edits (and `full_reprefill`) make the context what a prefill of the current values would be, as
-    long as every other field was last set so too: another field's erratum or hoisted line stays where it is, and so do
-    notes that a cheaper edit left before this field. `seam` measures how far the context is from that prefill.
+    Caches are never written into: an edit replaces them, and one that fails leaves the context as it was. Edits by
+    `full_downstream`, `full_reprefill`, `erratum` and `hoist_to_end` leave the cache of a prefill of the prompt's own
+    text, as long as no cheaper edit came before. An erratum and a hoisted line stay where they are until their field is
+    set again or moved. `seam` measures how far the context is from a prefill.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class EditableContext(Viewable):
         self._subject = subject
         self._prompt = prompt
         self._fields = {placed.declared.name: placed for placed in fields}
-        self._home = prompt.token_ids, dict(prompt.spans)
         last = max(prompt.spans, key=lambda name: prompt.spans[name])
         self._errata_before = errata_before or ("task" if "task" in prompt.spans else last)
         prompt.span(self._errata_before)
@@ -209,7 +208,7 @@ class EditableContext(Viewable):
         Raises:
             ConfigError: there is no such segment, or it belongs to a field.
         """
-        tokenizer, (ids, spans) = self._subject.tokenizer, self._home
+        tokenizer, spans = self._subject.tokenizer, self._prompt.spans
         if name not in spans:
             raise ConfigError(f"The context has no segment {name!r}; it has {', '.join(spans)}.")
         if any(_overlap(placed.line_span(spans[own], tokenizer), spans[name]) for own, placed in self._fields.items()):
@@ -218,8 +217,7 @@ class EditableContext(Viewable):
         if not new:
             raise ConfigError(f"The new text of segment {name!r} is empty; give at least one word.")
         other, span = copy(self), self._prompt.span(name)
-        other._home = with_segment_replaced(ids, spans, name, new)
-        changed = with_segment_replaced(self._prompt.token_ids, self._prompt.spans, name, new)
+        changed = with_segment_replaced(self._prompt.token_ids, spans, name, new)
         other._prompt = rerun_from(self._subject, self._prompt.cache, span.start, *changed).prompt
         return other
 
@@ -270,8 +268,8 @@ class EditableContext(Viewable):
 
         Args:
             answers: as in `decide`.
-            against: `state` prefills the context as first written, with the current values in their places; `text`
-                prefills the very tokens of the prompt as it is, errata included.
+            against: `state` prefills the prompt without errata, with the current values in the fields' places (a
+                hoisted field's is where its line stands now); `text` prefills the very tokens of the prompt as it is.
         """
         ids, spans = (self._prompt.token_ids, self._prompt.spans) if against == "text" else self._as_written()
         edited, mine = decide_between(self._subject, self._prompt, answers)
@@ -300,13 +298,17 @@ class EditableContext(Viewable):
         line = self._fields[field].line_span(spans[field], self._subject.tokenizer)
         if line.start < spans[self._errata_before].start:
             return self._errata_before
-        behind = [name for name, span in spans.items() if span.start >= line.end and len(span)]
+        own = erratum_name(field)
+        behind = [name for name, span in spans.items() if span.start >= line.end and len(span) and name != own]
         if not behind:
             raise ConfigError(f"Nothing stands behind the field {field!r}; put the task or a cue after it.")
         return min(behind, key=lambda name: spans[name])
 
     def _as_written(self) -> tuple[tuple[int, ...], dict[str, Span]]:
-        ids, spans = self._home
+        ids, spans = self._prompt.token_ids, dict(self._prompt.spans)
+        for line in map(erratum_name, self.errata):
+            ids, spans = with_segment_replaced(ids, spans, line, ())
+            del spans[line]
         for name, value in self._state.items():
             new = self._fields[name].value_ids(value, self._subject.tokenizer)
             ids, spans = with_segment_replaced(ids, spans, name, new)

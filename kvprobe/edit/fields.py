@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvprobe.edit.base import FieldEdit
+from kvprobe.edit.base import FieldEdit, line_segments
 from kvprobe.errors import AlignmentError, ConfigError
 from kvprobe.tasks.context import Context, Segment, Span, encode_segment, show_tokens
 from kvprobe.tasks.pairs import Pair
@@ -128,7 +128,7 @@ def laid_out(parts: Sequence[Part]) -> tuple[Context, dict[str, PlacedField]]:
     """The parts as named segments, and the fields among them.
 
     A field without `before` or `after` takes the rest of its line from the texts beside it: its line is then moved
-    whole where a method moves it. Those pieces become segments `before NAME` and `after NAME`.
+    whole where a method moves it. Those pieces become segments (`line_segments`).
 
     Raises:
         ConfigError: no field, two of one name, or a prompt that ends in a field.
@@ -215,8 +215,8 @@ def _without_blanks(pieces: Sequence[Segment | Field]) -> list[Segment | Field]:
 def _named_texts(piece: Segment | Field) -> list[tuple[str, str]]:
     if isinstance(piece, Segment):
         return [(piece.name, piece.text)]
-    name = piece.name
-    return [(f"before {name}", piece.before), (name, piece.value), (f"after {name}", piece.after)]
+    label, end = line_segments(piece.name)
+    return [(label, piece.before), (piece.name, piece.value), (end, piece.after)]
 
 
 def _placed(context: Context, field: Field) -> PlacedField:

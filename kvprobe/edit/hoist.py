@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from kvprobe.edit import base
-from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod, FieldEdit
+from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod, FieldEdit, line_segments
 from kvprobe.edit.splicing import rerun_from
 from kvprobe.errors import UnsupportedError
 from kvprobe.tasks.context import Span
@@ -68,21 +68,26 @@ class HoistToEnd(EditMethod):
         return line
 
     def _spans(self, stale: CachedPrompt, edit: FieldEdit, line: Span) -> dict[str, Span]:
-        """Every segment without its part of the old line, the field in its new place."""
+        """Every segment without its part of the old line, the line's own segments in their new place.
+
+        What stands around the value becomes segments of its own, so that no later edit can be put between the two.
+        """
         before, after = edit.line_ids or ((), ())
         last, spans = stale.span(self.parameters.before), dict[str, Span]()
         hoisted = len(before) + len(edit.new_ids) + len(after)
+        label, end = line_segments(edit.field)
 
         def without_line(position: int) -> int:
             return position - min(max(0, position - line.start), len(line))
 
         for name, span in stale.spans.items():
-            if name == edit.field:
+            if name in (edit.field, label, end):
                 continue
             if name == self.parameters.before:
-                start = without_line(last.start) + len(before)
-                spans[edit.field] = Span(start, start + len(edit.new_ids))
-            # Moved by what is taken out and put in: another hoisted line's tokens, of no segment, stay where they are.
+                start = without_line(last.start)
+                value = Span(start + len(before), start + len(before) + len(edit.new_ids))
+                spans[label], spans[edit.field] = Span(start, value.start), value
+                spans[end] = Span(value.end, start + hoisted)
             behind = hoisted if span.start >= last.start else 0
             spans[name] = Span(without_line(span.start) + behind, without_line(span.end) + behind)
         return spans
