@@ -30,7 +30,7 @@ class Doses:
         ceiling: name of an effect drawn as a line, and its colour.
         ticks_of: the condition whose sizes a logarithmic axis has as ticks; `None` for a linear axis.
         levels: heights of dashed reference lines.
-        ylim: ends of the vertical axis, where they are fixed.
+        ylim: ends of the vertical axis; `None` for an end that the data choose.
         apart: how far neighbouring curves are set apart, as a share of the smallest step between sizes, so that curves
             with equal values can be seen; their intervals are bars then.
     """
@@ -59,8 +59,6 @@ class Doses:
             dose_axis(axes, list(panel.curve(self.ticks_of, self.metric)), self.xlabel)
         else:
             axes.set_xlabel(self.xlabel)
-        if self.ylim:
-            axes.set_ylim(*self.ylim)
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""

@@ -18,7 +18,10 @@ Key = Callable[[Sequence[Panel]], list[Any]]
 
 
 class Part(Protocol):
-    """A row of a figure, one axes for each model: `Bars`, `Doses`, `Profiles` or a probe's own."""
+    """A row of a figure, one axes for each model: `Bars`, `Doses`, `Profiles`, `Rates` or a probe's own.
+
+    A part may have `ylim` too, the ends of the vertical axis that its models share; `None` is an end the data choose.
+    """
 
     @property
     def ylabel(self) -> str:
@@ -82,6 +85,9 @@ def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
                 if panel.effects:
                     part.draw(axes, panel)
             row[0].set_ylabel(part.ylabel)
+            # Last, for an axis whose limits are set does not follow the models drawn after.
+            if limits := getattr(part, "ylim", None):
+                row[0].set_ylim(*limits)
         figure.suptitle(spec.title, fontsize=11)
         if any(panel.effects for panel in panels):
             handles = spec.key(panels) if spec.key else _handles(spec, panels)

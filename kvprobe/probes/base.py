@@ -90,13 +90,13 @@ class Reading:
     Args:
         effects: those of one model, from the sample of its rows that count and the probe with its parameters. Given
             part of the rows, it yields the effects that these rows suffice for.
-        figure: of all models.
+        figure: of all models; a function of the panels where its rows depend on what was measured.
         paper: which of the effects the paper gives a value for, by name.
         may_lack: why an effect may be missing, by a pattern of its name (`rome.*`).
     """
 
     effects: Callable[[Sample, Any], Iterable[Effect]]
-    figure: FigureSpec
+    figure: FigureSpec | Callable[[Sequence[Panel]], FigureSpec]
     paper: Mapping[str, PaperEntry] = field(default_factory=dict)
     may_lack: Mapping[str, str] = field(default_factory=dict)
 
@@ -114,14 +114,18 @@ class Reading:
 
     def draw(self, panels: Sequence[Panel]) -> Figure:
         """One figure over all models."""
-        return draw(self.figure, panels)
+        return draw(self._spec(panels), panels)
 
     @property
     def has_main(self) -> bool:
         """Whether the probe has axes in its section's figure."""
-        return self.figure.main is not None
+        return self._spec(()).main is not None
 
     def draw_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
         """Draw the main result of all models into one axes of the section's figure."""
-        if self.figure.main is not None:
-            self.figure.main.draw(axes, panels)
+        main = self._spec(panels).main
+        if main is not None:
+            main.draw(axes, panels)
+
+    def _spec(self, panels: Sequence[Panel]) -> FigureSpec:
+        return self.figure if isinstance(self.figure, FigureSpec) else self.figure(panels)

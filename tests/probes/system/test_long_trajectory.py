@@ -14,9 +14,10 @@ from worded_models import plain_logits, worded
 from kvprobe.agents.conversation import FIELD, RULE, Conversation, conversation_of
 from kvprobe.edit.base import CachedPrompt, make_method
 from kvprobe.engine.forward import forward
-from kvprobe.probes.system.long_trajectory.probe import FLOOR, METHODS, Carried, LongTrajectory, Trajectories, slope
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import StatisticsConfig
+from kvprobe.probes.system.long_trajectory.probe import FLOOR, LongTrajectory
+from kvprobe.probes.system.long_trajectory.reading import READING, slope
+from kvprobe.probes.system.long_trajectory.trajectories import METHODS, Carried, Trajectories
+from kvprobe.stats import Sample, StatisticsConfig
 from kvprobe.tasks.context import Span
 
 EXACT = 1e-6
@@ -106,7 +107,7 @@ def test_a_full_prefill_takes_the_notes_away() -> None:
 
 def test_rows_have_every_method_turn_and_period() -> None:
     subject, pairs = worded("qwen3"), agent_pairs(2, **LAYOUT)
-    probe = LongTrajectory(LongTrajectory.Parameters(turns=6, periods=(1, 3), reprefill_every=2, floor_every=3))
+    probe = LongTrajectory(turns=6, periods=(1, 3), reprefill_every=2, floor_every=3)
     rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
     assert rows.groupby("method").size().to_dict() == dict.fromkeys(METHODS, 2 * 2 * 6) | {FLOOR: 2 * 2 * 2}
     error = rows.groupby("method")["margin_error"].max()
@@ -151,8 +152,8 @@ def made_rows(declines: bool) -> pd.DataFrame:
 
 @pytest.mark.parametrize("declines", [True, False])
 def test_summary_finds_a_decline(declines: bool) -> None:
-    probe = LongTrajectory(LongTrajectory.Parameters(turns=9, periods=(3,)))
-    effects = {e.name: e for e in probe.summarise(made_rows(declines), StatisticsConfig())}
+    sample = Sample.of_model(made_rows(declines), StatisticsConfig())
+    effects = {e.name: e for e in READING.read(LongTrajectory(turns=9, periods=(3,)), sample)}
     assert effects["errata_kept.period_3.last_third.agreement"].estimate == (0.0 if declines else 1.0)
     assert effects["errata_kept.period_3.first_third.agreement"].estimate == 1.0
     found = effects["errata_kept.period_3.agreement_slope"].estimate
@@ -171,10 +172,3 @@ def test_slope_does_not_see_the_levels_of_trajectories(change: float, levels: li
         [pd.DataFrame({"pair": i, "turn": turns, "y": level + change * turns}) for i, level in enumerate(levels)]
     )
     assert slope(rows, "y") == pytest.approx(100 * change, abs=1e-6)
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(LongTrajectory.paper, "Qwen3-8B")
-    assert known["floor.period_1.agreement"] == 0.822
-    assert known["errata_kept.period_6.last_third.correct_rate"] == 0.593
-    assert len(known) == 6
