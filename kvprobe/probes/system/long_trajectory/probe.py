@@ -12,8 +12,8 @@ own answer stays, so that a prompt grows by a few tokens a turn. Each method has
     periodic_reprefill   the field in place, and a full prefill every `reprefill_every` turns
 
 The oracle of a method has the current value at the field's place and the method's own answers as history. It is read
-from two caches that grow by appending, one for each value. That appending is as good as a prefill is shown by the floor:
-at every `floor_every`-th turn `errata_kept` is compared with a full prefill of the very same tokens, as in the paper,
+from two caches that grow by appending, one for each value. The floor shows that appending is as good as a prefill: at
+every `floor_every`-th turn `errata_kept` is compared with a full prefill of the very same tokens, as in the paper,
 where by causality nothing but rounding can differ.
 """
 
