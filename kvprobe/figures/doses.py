@@ -128,15 +128,19 @@ def dose_axis(axes: Axes, sizes: Sequence[float], label: str = "patched position
     axes.set_xlabel(label)
 
 
+def dose_lines(curves: Mapping[str, str], marker: str = "o") -> list[Any]:
+    """Legend handles: a line for each label and colour."""
+    from matplotlib.lines import Line2D
+
+    return [Line2D([], [], marker=marker, ms=3.5, lw=1.5, color=color, label=label) for label, color in curves.items()]
+
+
 def dose_key(curves: Mapping[str, str], *, paper: bool) -> list[Any]:
     """Legend handles: a line for each label and colour, the interval and, where there are any, the paper's values."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [
-        Line2D([], [], marker="o", ms=3.5, lw=1.5, color=color, label=label) for label, color in curves.items()
-    ]
-    handles.append(Patch(color=COLORS["ink"], alpha=0.18, lw=0, label="interval"))
+    handles = [*dose_lines(curves), Patch(color=COLORS["ink"], alpha=0.18, lw=0, label="interval")]
     if paper:
         handles.append(
             Line2D([], [], marker="D", ls="", ms=5, mfc="white", mec=COLORS["ink"], mew=1.2, label="the paper's value")

@@ -89,3 +89,8 @@ def is_delimiter(token_id: int, tokenizer: Any) -> bool:
     """Whether a token is only punctuation, symbols and white space (protocol 1.7)."""
     text = tokenizer.decode([token_id])
     return bool(text) and all(character.isspace() or unicodedata.category(character)[0] in "PSZC" for character in text)
+
+
+def delimiters(pair: Pair, tokenizer: Any) -> set[int]:
+    """The positions of a pair's base prompt that hold delimiters."""
+    return {position for position, token in enumerate(pair.base.token_ids) if is_delimiter(token, tokenizer)}

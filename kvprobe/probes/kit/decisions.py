@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import prefill
-from kvprobe.engine.interventions import PatchRow
+from kvprobe.engine.interventions import KVPatch, PatchRow
 from kvprobe.engine.readout import Readout, read, read_rows
 from kvprobe.engine.sweep import run_patches
+from kvprobe.probes.base import Measurement
+from kvprobe.probes.kit.prefilled_pair import PrefilledPair
 from kvprobe.tasks.context import TokenizedContext
 from kvprobe.tasks.pairs import Pair
 
@@ -58,7 +60,42 @@ def patched_margins(
     return [float(margin) for margin in (donor - base)]
 
 
-def decision_row(intervention: str, base: Readout, reading: Readout, positions: int) -> dict[str, Any]:
+def margin_rows(
+    subject: Subject,
+    pair: Pair,
+    prefilled: PrefilledPair,
+    patches: Iterable[tuple[Measurement, PatchRow]],
+    batch_size: int | None = None,
+) -> list[Measurement]:
+    """A row for each patch of the base prompt: what its row says of it, and the decision's margin."""
+    described, sets = zip(*patches, strict=True)
+    margins = patched_margins(subject, pair, pair.base, prefilled.stale, sets, batch_size=batch_size)
+    flips = [(margin > 0) != (prefilled.base.margin > 0) for margin in margins]
+    common = prefilled.common()
+    return [
+        {**common, **row, "margin": margin, "flipped": flipped}
+        for row, margin, flipped in zip(described, margins, flips, strict=True)
+    ]
+
+
+def decision_rows(
+    subject: Subject,
+    pair: Pair,
+    prefilled: PrefilledPair,
+    patches: Iterable[tuple[Measurement, KVPatch]],
+    batch_size: int | None = None,
+) -> list[Measurement]:
+    """As `margin_rows`, with all of `decision_row`; what a patch's row says of it includes its `intervention`."""
+    described, sets = zip(*patches, strict=True)
+    readings = read_patched(subject, pair, pair.base, prefilled.stale, sets, batch_size=batch_size)
+    common = prefilled.common()
+    return [
+        {**common, **decision_row(row["intervention"], prefilled.base, reading, len(patch.positions)), **row}
+        for row, patch, reading in zip(described, sets, readings, strict=True)
+    ]
+
+
+def decision_row(intervention: str, base: Readout, reading: Readout, positions: int) -> Measurement:
     """One decision under an intervention on `positions` cache entries per layer; `base` is the unedited decision."""
     return {
         "measurement": "decision",

@@ -40,6 +40,14 @@ def decision_effects(rows: pd.DataFrame, statistics: StatisticsConfig, noise_flo
     ]
 
 
+def over_draws(rows: pd.DataFrame, statistics: StatisticsConfig) -> pd.DataFrame:
+    """One row for each pair (and direction, where there are two): margins and flips as means over its draws."""
+    keys = [key for key in ("pair", "direction", "intervention", statistics.cluster) if key in rows]
+    values = ["margin", "m_base", "m_donor", "flipped"]
+    numbers = rows.assign(flipped=rows["flipped"].astype(float))
+    return numbers.groupby(keys, sort=False)[values].mean().reset_index()
+
+
 def shapley_split(
     decisions: pd.DataFrame,
     interventions: Sequence[str],

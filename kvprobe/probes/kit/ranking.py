@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvprobe.engine.interventions import KVPatch
+from kvprobe.probes.base import Progress
+from kvprobe.probes.kit import cross_fitting
 from kvprobe.probes.kit.aligned_positions import ranked, slot_scores, slots
-from kvprobe.probes.kit.cross_fitting import folds
 from kvprobe.probes.kit.decisions import patched_margins
-from kvprobe.probes.kit.prefilled_pair import PrefilledPair
+from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class SinglePositions:
     Attributes:
         shifts: by position, the margin with that position's entries from the donor minus the base's, in logits.
         gap: margin of the donor minus that of the base, in logits.
-        decided: whether the model decides both prompts rightly; only then can anything be learned from the pair.
+        decided: whether the model decides both prompts correctly; only then can anything be learned from the pair.
     """
 
     shifts: dict[int, float]
@@ -34,25 +33,80 @@ class SinglePositions:
     decided: bool
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """The positions of one pair, ranked by what each does alone.
+
+    Attributes:
+        single: the effect of each position on this very pair.
+        scores: by position, the recovery that pairs of other skeletons find in its slot.
+    """
+
+    single: SinglePositions
+    scores: Mapping[int, float]
+
+    @property
+    def in_sample(self) -> list[int]:
+        """From the strongest to the weakest, by their effect on this very pair: an upper bound."""
+        return in_sample_order(self.single)
+
+    @property
+    def held_out(self) -> list[int]:
+        """From the strongest to the weakest, as pairs of other skeletons rank their slots."""
+        return ranked(list(self.scores), self.scores.__getitem__)
+
+
+def rank_pairs(
+    subject: Subject, pairs: Sequence[Pair], progress: Progress, *, folds: int, seed: int, batch_size: int | None
+) -> list[Ranking]:
+    """Patch every position after the field of every pair alone, and rank them.
+
+    Args:
+        subject: the model.
+        pairs: of all skeletons.
+        progress: called after each pair.
+        folds: groups of skeletons; each is ranked by the others.
+        seed: of the folds.
+        batch_size: patches in one forward pass.
+
+    Raises:
+        SampleError: there are fewer skeletons than folds.
+    """
+    singles: list[SinglePositions] = []
+    for index, pair in enumerate(pairs):
+        # Caches are not kept: those of all pairs of a large model would not fit in memory together.
+        singles.append(single_positions(subject, pair, prefill_pair(subject, pair), batch_size))
+        progress(index + 1, len(pairs))
+    return rankings(pairs, singles, folds, seed)
+
+
+def rankings(pairs: Sequence[Pair], singles: Sequence[SinglePositions], count: int, seed: int) -> list[Ranking]:
+    """The ranking of each pair; arguments as in `held_out_scores`."""
+    scores = held_out_scores(pairs, singles, count, seed)
+    return [Ranking(*both) for both in zip(singles, scores, strict=True)]
+
+
 def single_positions(
-    subject: Subject, pair: Pair, unedited: PrefilledPair, batch_size: int | None = None
+    subject: Subject, pair: Pair, prefilled: PrefilledPair, batch_size: int | None = None
 ) -> SinglePositions:
     """Patch every position after the field alone, all layers, from the donor (protocol 1.1 c)."""
     places = list(pair.downstream.positions)
     # Entries of tokens that attend to nothing changed may be bit-equal in both caches.
-    patches = [KVPatch((position,), unedited.oracle, no_op=True) for position in places]
-    margins = patched_margins(subject, pair, pair.base, unedited.stale, patches, batch_size=batch_size)
-    base, donor = unedited.base.margin, unedited.donor.margin
-    return SinglePositions(
-        shifts={position: margin - base for position, margin in zip(places, margins, strict=True)},
-        gap=donor - base,
-        decided=base < 0 < donor,
-    )
+    patches = [KVPatch((position,), prefilled.oracle, no_op=True) for position in places]
+    margins = patched_margins(subject, pair, pair.base, prefilled.stale, patches, batch_size=batch_size)
+    return measured_alone(prefilled, dict(zip(places, margins, strict=True)))
+
+
+def measured_alone(prefilled: PrefilledPair, margins: Mapping[int, float]) -> SinglePositions:
+    """From the margin with each position patched alone, in logits."""
+    base, donor = prefilled.base.margin, prefilled.donor.margin
+    shifts = {position: margin - base for position, margin in margins.items()}
+    return SinglePositions(shifts, donor - base, decided=base < 0 < donor)
 
 
 def in_sample_order(single: SinglePositions) -> list[int]:
     """Positions of one pair from the strongest to the weakest, by their effect on that very pair."""
-    return ranked(list(single.shifts), lambda position: single.shifts[position])
+    return ranked(list(single.shifts), single.shifts.__getitem__)
 
 
 def held_out_orders(
@@ -62,7 +116,7 @@ def held_out_orders(
 
     Arguments as in `held_out_scores`.
     """
-    return [ranked(list(scores), scores.__getitem__) for scores in held_out_scores(pairs, singles, count, seed)]
+    return [ranking.held_out for ranking in rankings(pairs, singles, count, seed)]
 
 
 def held_out_scores(
@@ -81,40 +135,8 @@ def held_out_scores(
     """
     places = [slots(pair) for pair in pairs]
     scores: list[dict[int, float]] = [{} for _ in pairs]
-    for selection, evaluation in folds([pair.scenario.skeleton for pair in pairs], count, seed):
+    for selection, evaluation in cross_fitting.folds([pair.scenario.skeleton for pair in pairs], count, seed):
         score = slot_scores((places[i], singles[i].shifts, singles[i].gap) for i in selection if singles[i].decided)
         for i in evaluation:
             scores[i] = {position: score(places[i][position]) for position in singles[i].shifts}
     return scores
-
-
-def matched_sets(
-    chosen: Sequence[int], pool: Sequence[int], delimiters: set[int], draws: int, generator: np.random.Generator
-) -> list[tuple[int, ...]]:
-    """Random sets of positions matched to `chosen` in size, token type and distance from the decision.
-
-    The pool is cut into thirds by distance, and each into delimiters and other tokens; every set takes as many
-    positions from each part as `chosen` does. Overlap with `chosen` is left to chance.
-
-    Args:
-        chosen: positions of the pool.
-        pool: all candidates, in order.
-        delimiters: those positions whose token is only punctuation or white space.
-        draws: number of sets.
-        generator: of the draws.
-    """
-    third = {position: 3 * place // len(pool) for place, position in enumerate(pool)}
-    parts: dict[tuple[int, bool], list[int]] = {}
-    for position in pool:
-        parts.setdefault((third[position], position in delimiters), []).append(position)
-    taken = set(chosen)
-    wanted = [(part, sum(position in taken for position in part)) for part in parts.values()]
-    return [
-        tuple(sorted(int(p) for part, size in wanted for p in generator.choice(part, size, replace=False)))
-        for _ in range(draws)
-    ]
-
-
-def random_sets(pool: Sequence[int], size: int, draws: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
-    """Random sets of `size` positions, any of the pool: the paper's control."""
-    return [tuple(sorted(int(p) for p in generator.choice(pool, size, replace=False))) for _ in range(draws)]

@@ -44,14 +44,9 @@ from kvprobe.probes.kit.edit_arms import (
     selection_order,
 )
 from kvprobe.probes.kit.edit_cases import EditCase, baseline_columns, baseline_effects, edit_case, reading_row
+from kvprobe.probes.kit.position_sets import random_sets
 from kvprobe.probes.kit.prefilled_pair import prefill_pair
-from kvprobe.probes.kit.ranking import (
-    SinglePositions,
-    held_out_orders,
-    in_sample_order,
-    random_sets,
-    single_positions,
-)
+from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order, single_positions
 from kvprobe.probes.legacy import Probe
 from kvprobe.stats import Effect, StatisticsConfig, maximum
 from kvprobe.stats.labels import Label

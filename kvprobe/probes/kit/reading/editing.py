@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvprobe.probes.kit.edit_cases import BASELINES
+from kvprobe.probes.kit.reading.differences import recovery_difference
 from kvprobe.stats import Effect, Sample
+
+__all__ = ["arm_effects", "baseline_effects", "recovery_difference"]
 
 
 def arm_effects(sample: Sample, condition: str) -> Iterator[Effect]:
@@ -17,30 +20,6 @@ def arm_effects(sample: Sample, condition: str) -> Iterator[Effect]:
     """
     yield sample.rate(f"{condition}.correct_rate", "correct")
     yield sample.recovery(f"{condition}.recovery")
-
-
-def recovery_difference(sample: Sample, name: str, first: str, second: str, *, by: str = "arm") -> Iterator[Effect]:
-    """How much more the first arm recovers than the second on the pairs that both were measured on.
-
-    Args:
-        sample: rows of all arms, with `pair`, `margin`, `m_base`, `m_donor` (logits); several rows of an arm in one
-            pair enter with their mean.
-        name: of the effect, `.recovery` included.
-        first: value of `by`.
-        second: value of `by`.
-        by: the column that tells the arms apart.
-
-    Yields:
-        The effect, or nothing where no pair has both arms.
-    """
-    both = sample.of(**{by: (first, second)})
-    margins = both.rows.pivot_table(index="pair", columns=by, values="margin")
-    if first not in margins or second not in margins:
-        return
-    difference = (margins[first] - margins[second]).dropna()
-    pairs = both.per("pair", m_base="first", m_donor="first")
-    if len(difference):
-        yield pairs.table(pairs.rows.loc[difference.index]).recovery(name, difference)
 
 
 def baseline_effects(sample: Sample) -> Iterator[Effect]:

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvprobe.stats import Effect, Sample
+
+
+def conditions(sample: Sample, *numbered: str) -> Iterator[tuple[str, Sample]]:
+    """The condition and the rows of each `intervention`, in order of first appearance.
+
+    Args:
+        sample: rows with an `intervention`.
+        numbered: conditions whose number is a parameter: `suffix_{percent}` stands for the interventions `suffix_2`,
+            `suffix_5` and so on. Any other intervention is a condition of its own.
+
+    Yields:
+        The condition for names of effects, and its rows, with the number as the value of the parameter.
+    """
+    patterns = {
+        condition: re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(condition))) for condition in numbered
+    }
+    for intervention, part in sample.by("intervention"):
+        matches = ((condition, pattern.fullmatch(intervention)) for condition, pattern in patterns.items())
+        condition, match = next(((condition, match) for condition, match in matches if match), (intervention, None))
+        numbers = match.groupdict() if match else {}
+        yield condition, part.named(**{name: int(number) for name, number in numbers.items()})
 
 
 def decision_effects(sample: Sample, condition: str) -> Iterator[Effect]:
@@ -20,6 +42,25 @@ def decision_effects(sample: Sample, condition: str) -> Iterator[Effect]:
     yield sample.recovery(f"{condition}.recovery")
     yield sample.mean(f"{condition}.margin_shift", sample.shift, "logits", noise_floor=sample.floor)
     yield sample.rate(f"{condition}.flip_rate", "flipped")
+
+
+def over_draws(sample: Sample) -> Sample:
+    """One row for each pair (and direction, where there are two): margins and flips as means over its draws."""
+    keys = [key for key in ("pair", "direction") if key in sample.rows]
+    numbers = sample.table(sample.rows.assign(flipped=sample.rows["flipped"].astype(float)))
+    return numbers.per(*keys, margin="mean", m_base="mean", m_donor="mean", flipped="mean")
+
+
+def identity_errors(sample: Sample, identities: Mapping[str, str]) -> Iterator[Effect]:
+    """`X.error`: how far, in logits, an intervention X may lie from the unedited margin that it must equal.
+
+    Args:
+        sample: rows with `intervention` and `margin`.
+        identities: by intervention, the column of that margin.
+    """
+    for intervention, ought in identities.items():
+        if len(part := sample.of(intervention=intervention)):
+            yield part.maximum(f"{intervention}.error", (part.rows["margin"] - part.rows[ought]).abs())
 
 
 def shapley_split(sample: Sample, interventions: Sequence[str], parts: tuple[str, str]) -> Iterator[Effect]:

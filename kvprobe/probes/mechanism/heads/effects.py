@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from kvprobe.probes.kit.measures import decision_effects
-from kvprobe.probes.mechanism.specificity.probe import over_draws
+from kvprobe.probes.kit.measures import decision_effects, over_draws
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
 
 

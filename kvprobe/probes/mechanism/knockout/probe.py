@@ -47,12 +47,12 @@ from kvprobe.probes.base import PROBES, Measurement, Progress
 from kvprobe.probes.kit.aligned_positions import ranked
 from kvprobe.probes.kit.decisions import patched_margins
 from kvprobe.probes.kit.depth import layer_thirds
+from kvprobe.probes.kit.position_sets import random_sets
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.probes.kit.ranking import (
     SinglePositions,
     held_out_scores,
     in_sample_order,
-    random_sets,
     single_positions,
 )
 from kvprobe.probes.legacy import Probe

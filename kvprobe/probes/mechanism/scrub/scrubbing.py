@@ -130,7 +130,7 @@ class DonorSampler:
     """Draws donors from a population of prompts, uniformly over those that match.
 
     Args:
-        population: prompts that the model decides rightly.
+        population: prompts that the model decides correctly.
         wordings: whether donors have the prompt's own wording or another one.
         minimum: of distinct donor skeletons that must match, else a draw would say little.
         generator: of the draws.

@@ -35,8 +35,9 @@ from kvprobe.probes.kit.aligned_positions import is_delimiter, slots
 from kvprobe.probes.kit.decisions import patched_margins
 from kvprobe.probes.kit.depth import layer_bands, third_of
 from kvprobe.probes.kit.doses import suffix
+from kvprobe.probes.kit.position_sets import matched_sets, random_sets
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
-from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order, matched_sets, random_sets
+from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order
 from kvprobe.probes.legacy import Probe
 from kvprobe.probes.mechanism.suffix_concentration.effects import concentration_effects
 from kvprobe.stats import Effect, StatisticsConfig
