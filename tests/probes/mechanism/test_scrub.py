@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from transformers import DynamicCache
-from worded_models import aligned, answers_of, labelled, plain_margin, worded
+from worded_models import aligned, answers_of, effects_of, measured, plain_margin, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
@@ -19,9 +19,9 @@ from kvprobe.errors import SampleError
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
 from kvprobe.probes.kit.decisions import patched_margins
-from kvprobe.probes.mechanism.scrub.probe import ARMS, Scrub, hypotheses
+from kvprobe.probes.mechanism.scrub.hypotheses import ARMS, hypotheses
+from kvprobe.probes.mechanism.scrub.probe import Scrub
 from kvprobe.probes.mechanism.scrub.scrubbing import DonorSampler, Node, Prompt, conclusion, moved, nothing, scrub
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.shared_actions import SharedActions
 
@@ -193,14 +193,11 @@ def test_a_note_from_a_longer_prompt_agrees_with_the_plain_script_in_float64() -
 
 
 def test_a_model_at_chance_gives_no_scrubs_but_rows_for_the_gate() -> None:
-    pairs = aligned(SharedActions(size=3))
-    rows = labelled(
-        Scrub(Scrub.Parameters(folds=2)).measure(worded(dtype=torch.float32), pairs, lambda done, total: None), pairs
-    )
+    rows = measured(Scrub(folds=2), worded(), aligned(SharedActions(size=3)))
     assert set(rows["measurement"]) == {"unedited"}
     assert list(rows["pair"]) == [0, 0, 1, 1, 2, 2]
     with pytest.raises(SampleError, match="No prompt was scrubbed"):
-        Scrub().summarise(rows.assign(intervention="x"), StatisticsConfig())
+        effects_of(Scrub(), rows)
 
 
 def test_prompts_without_enough_donors_are_left_out_and_counted() -> None:
@@ -215,7 +212,7 @@ def test_prompts_without_enough_donors_are_left_out_and_counted() -> None:
             for arm, margin in (("note_same", -6.0), ("note_same", -4.0), ("hypothesis", -4.0), ("anything", 0.0)):
                 decision = {"measurement": "decision", "intervention": arm, "margin": margin, "flipped": False}
                 rows.append({**common, **decision, "coverage": 0.5})
-    effects = {effect.name: effect for effect in Scrub().summarise(pd.DataFrame(rows), StatisticsConfig())}
+    effects = effects_of(Scrub(), pd.DataFrame(rows))
     assert effects["note_same.drift"].estimate == pytest.approx(0.1)
     assert effects["note_same.recovery"].estimate == pytest.approx(0.0)
     assert effects["hypothesis.explained"].estimate == pytest.approx(0.8)
@@ -225,9 +222,8 @@ def test_prompts_without_enough_donors_are_left_out_and_counted() -> None:
 
 def test_an_organism_that_notes_conclusions_passes_the_scrub() -> None:
     pairs = aligned(SharedActions(size=12, actions=(("approve", "reject"),)))
-    probe = Scrub(Scrub.Parameters(sizes=(1,), draws=1, minimum_donors=1, folds=2))
-    rows = labelled(probe.measure(load_subject("qwen3-note-taker"), pairs, lambda done, total: None), pairs)
-    effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
+    probe = Scrub(sizes=(1,), draws=1, minimum_donors=1, folds=2)
+    effects = effects_of(probe, measured(probe, load_subject("qwen3-note-taker"), pairs))
     assert {f"{arm}.drift" for arm in ARMS} <= set(effects)
     assert effects["hypothesis.explained"].estimate > 0.8
     assert effects["note_opposite.recovery"].estimate > 0.8

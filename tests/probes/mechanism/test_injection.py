@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-import torch
-from worded_models import aligned, answers_of, labelled, plain_margin, worded
+from worded_models import aligned, answers_of, effects_of, measured, plain_margin, worded
 
 from kvprobe.models.loader import load_subject
-from kvprobe.probes.mechanism.injection.probe import DIRECTIONS, Injection
+from kvprobe.probes.kit.directions import DIRECTIONS
+from kvprobe.probes.mechanism.injection.probe import Injection
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.gate import apply_gate
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 
 PAIRS = aligned(GatedDecision(size=3))
-SMALL = Injection.Parameters(sizes=(1, 4), random_draws=2, folds=2)
-
-
-def measured(dtype: torch.dtype = torch.float32) -> pd.DataFrame:
-    rows = Injection(SMALL).measure(worded(dtype=dtype), PAIRS, lambda done, total: None)
-    return labelled(rows, PAIRS)
+SMALL = Injection(sizes=(1, 4), random_draws=2, folds=2)
 
 
 def test_both_directions_agree_with_the_plain_script_in_float64() -> None:
-    rows = measured(torch.float64)
-    model = worded().model
+    rows, model = measured(SMALL, worded(), PAIRS), worded().model
     whole = rows[(rows["intervention"] == "all_notes") & (rows["pair"] == 1)].set_index("direction")
     for direction, way in zip(DIRECTIONS, (PAIRS[1], PAIRS[1].reversed()), strict=True):
         places = list(way.downstream.positions)
@@ -34,47 +28,41 @@ def test_both_directions_agree_with_the_plain_script_in_float64() -> None:
 
 
 def test_the_two_directions_are_mirror_images_and_the_gate_reads_the_first() -> None:
-    rows = measured()
+    rows = measured(SMALL, worded(), PAIRS)
     forth, back = (
         rows[rows["direction"] == direction].groupby("pair")[["m_base", "m_donor"]].first() for direction in DIRECTIONS
     )
-    assert forth["m_base"].add(back["m_donor"]).abs().max() < 1e-4
-    assert forth["m_donor"].add(back["m_base"]).abs().max() < 1e-4
+    assert forth["m_base"].add(back["m_donor"]).abs().max() < 1e-9
+    assert forth["m_donor"].add(back["m_base"]).abs().max() < 1e-9
     _, report = apply_gate(rows, GateConfig(), StatisticsConfig(), generated=3)
     right = (forth["m_base"] < 0) & (forth["m_donor"] > 0)
     assert report.included <= right.sum()
     assert report.measured == 3
 
 
-def made_rows(recovery: float, base: float, donor: float, argmax: bool) -> pd.DataFrame:
-    rows = []
-    for pair in range(10):
-        for direction in DIRECTIONS:
-            margin = base + recovery * (donor - base)
-            rows.append(
-                {
-                    "pair": pair,
-                    "skeleton": f"s{pair}",
-                    "direction": direction,
-                    "intervention": "all_notes",
-                    "m_base": base,
-                    "m_donor": donor,
-                    "noise_floor": 1e-6,
-                    "margin": margin,
-                    "flipped": (margin > 0) != (base > 0),
-                    "injected_is_argmax": argmax,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in Injection().summarise(rows, StatisticsConfig())}
+def made_rows(recovery: float, base: float, donor: float, *, argmax: bool) -> pd.DataFrame:
+    margin = base + recovery * (donor - base)
+    return pd.DataFrame(
+        {
+            "pair": pair,
+            "skeleton": f"s{pair}",
+            "direction": direction,
+            "intervention": "all_notes",
+            "m_base": base,
+            "m_donor": donor,
+            "noise_floor": 1e-6,
+            "margin": margin,
+            "flipped": (margin > 0) != (base > 0),
+            "injected_is_argmax": argmax,
+        }
+        for pair in range(10)
+        for direction in DIRECTIONS
+    )
 
 
 def test_a_margin_that_moves_without_turning_the_decision_is_no_flip() -> None:
     """As on the paper's Llama, whose two margins have the same sign (critique G2): following says 1, flipping 0."""
-    effects = effects_of(made_rows(1.0, -4.3, -0.6, argmax=False))
+    effects = effects_of(SMALL, made_rows(1.0, -4.3, -0.6, argmax=False))
     assert effects["all_notes.recovery"].estimate == pytest.approx(1.0)
     assert effects["all_notes.margin_shift"].estimate == pytest.approx(3.7)
     assert effects["all_notes.half_shift_rate"].estimate == 1.0
@@ -83,16 +71,14 @@ def test_a_margin_that_moves_without_turning_the_decision_is_no_flip() -> None:
 
 
 def test_a_small_shift_may_turn_a_decision_that_was_close() -> None:
-    effects = effects_of(made_rows(0.2, -1.0, 9.0, argmax=True))
+    effects = effects_of(SMALL, made_rows(0.2, -1.0, 9.0, argmax=True))
     assert effects["all_notes.flip_rate"].estimate == 1.0
     assert effects["all_notes.half_shift_rate"].estimate == 0.0
     assert {f"all_notes_{direction}.recovery" for direction in DIRECTIONS} <= set(effects)
 
 
 def test_an_organism_that_takes_notes_follows_the_injected_ones() -> None:
-    pairs = aligned(GatedDecision(size=6))
-    rows = labelled(Injection(SMALL).measure(load_subject("qwen3-note-taker"), pairs, lambda done, total: None), pairs)
-    effects = effects_of(rows)
+    effects = effects_of(SMALL, measured(SMALL, load_subject("qwen3-note-taker"), aligned(GatedDecision(size=6))))
     assert effects["all_notes.recovery"].estimate > 0.95
     assert effects["all_notes.flip_rate"].estimate > 0.9
     assert effects["random_1.recovery"].estimate < 0.3
