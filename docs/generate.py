@@ -7,6 +7,7 @@ own help, the changelog from the root of the repository, and the notebooks from 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def generated_pages() -> Iterator[tuple[str, str | bytes]]:
     """Path below the site and content of every page that is made, and of the pictures in notebooks."""
     for package in packages():
         yield f"reference/{package}.md", reference_page(f"kvprobe.{package}", modules_of(package))
-    yield "reference/kvprobe.md", reference_page("kvprobe", modules_on_top())
+    yield "reference/kvprobe.md", public_names() + reference_page("kvprobe", modules_on_top())
     yield "reference/names.md", names_page()
     yield "reference/support.md", support_page()
     yield "reference/cli.md", cli_page()
@@ -111,6 +112,19 @@ def modules_of(package: str) -> list[str]:
 def reference_page(title: str, modules: Sequence[str]) -> str:
     """The reference of some modules, one after the other."""
     return "\n\n".join([f"# {title}", *(f"::: {module}" for module in modules)]) + "\n"
+
+
+def public_names() -> str:
+    """What `import kvprobe` offers, each with the first line of its docstring and the module that describes it."""
+    import kvprobe
+
+    lines = ["# Public names", "", "All of them are imported when they are first used.", ""]
+    rows = []
+    for name, module in kvprobe._MODULE_OF.items():
+        page = module.split(".")[1]
+        summary = (inspect.getdoc(getattr(kvprobe, name)) or "").split("\n")[0]
+        rows.append((f"`kvprobe.{name}`", summary, f"[{module}]({page}.md#{module})"))
+    return "\n".join([*lines, *table(("name", "what it is", "described in"), rows)]) + "\n\n"
 
 
 def names_page() -> str:

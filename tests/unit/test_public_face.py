@@ -1,0 +1,76 @@
+"""`import kvprobe`: instant, lazy, and the same objects whatever is imported before."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvprobe
+
+ROOT = Path(__file__).parents[2]
+NAMES = kvprobe.__all__
+
+
+def in_a_new_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, kvprobe; dir(kvprobe); kvprobe.__version__\n"
+        "third = {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
+        "print(*sorted(name for name in third if not name.startswith('_')))"
+    )
+    assert in_a_new_python(code, "-S").stdout.split() == ["kvprobe"]
+
+
+def test_import_takes_less_than_300_milliseconds() -> None:
+    code = "import time; start = time.perf_counter(); import kvprobe; print(time.perf_counter() - start)"
+    assert min(float(in_a_new_python(code).stdout) for _ in range(3)) < 0.3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_what_its_module_defines(name: str) -> None:
+    module = importlib.import_module(kvprobe._MODULE_OF[name])
+    assert getattr(kvprobe, name) is getattr(module, name)
+    assert name in dir(kvprobe)
+
+
+def test_no_name_is_that_of_a_package_or_module() -> None:
+    assert not set(NAMES) & {module.name for module in pkgutil.iter_modules(kvprobe.__path__)}
+
+
+def test_submodules_do_not_take_the_place_of_names() -> None:
+    code = (
+        "import pkgutil, importlib, kvprobe\n"
+        "for module in pkgutil.iter_modules(kvprobe.__path__):\n"
+        "    if module.name != '__main__': importlib.import_module(f'kvprobe.{module.name}')\n"
+        "print(*(name for name in kvprobe.__all__ if type(getattr(kvprobe, name)).__name__ == 'module'))"
+    )
+    assert not in_a_new_python(code).stdout.strip()
+
+
+def test_editors_and_mypy_see_the_same_names() -> None:
+    tree = ast.parse(Path(kvprobe.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: each.module for each in block.body if isinstance(each, ast.ImportFrom) for alias in each.names
+    }
+    assert seen == kvprobe._MODULE_OF
+
+
+def test_a_wrong_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'kv_patch'"):
+        _ = kvprobe.kv_patch
+    with pytest.raises(ImportError):
+        exec("from kvprobe import kv_patch")
