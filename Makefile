@@ -30,15 +30,15 @@ reproduce-section-4: $(READY) ## section 4 (editing): cost against correctness o
 reproduce-section-5: $(READY) ## section 5 (composing): reuse schemes, seams, offsets, latency, libraries of skills
 reproduce-section-6: $(READY) ## section 6 (both): edits inside composed skills, the agent, long trajectories
 $(SECTIONS): reproduce-section-%:
-	$(BIN)/kvprobe run experiments/section$* --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
+	$(BIN)/kvprobe run section$* --models $(MODELS) --profile $(PROFILE) --results $(RESULTS) \
 	  $(if $(JOBS),--jobs $(JOBS))
 
 calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other
-	$(BIN)/kvprobe run experiments/section3 --profile calibration --results $(RESULTS)-calibration
+	$(BIN)/kvprobe run section3 --profile calibration --results $(RESULTS)-calibration
 
 released: $(READY) ## our own runs of all sections, as kept in results/released (about 50 minutes on two cores)
 	for section in 3 4 5 6; do \
-	  $(BIN)/kvprobe run experiments/section$$section --results results/released $(if $(JOBS),--jobs $(JOBS)) || exit 1; done
+	  $(BIN)/kvprobe run section$$section --results results/released $(if $(JOBS),--jobs $(JOBS)) || exit 1; done
 
 report: $(READY) ## draw figures and write summaries of finished runs again
 	$(BIN)/kvprobe report $(RESULTS)

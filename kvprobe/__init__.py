@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvprobe.models.subject import Subject as Subject
     from kvprobe.probes.base import PROBES as PROBES
     from kvprobe.probes.base import Probe as Probe
+    from kvprobe.probes.base import Reading as Reading
     from kvprobe.report.write import write_report as write_report
     from kvprobe.runs.config import ExperimentConfig as ExperimentConfig
     from kvprobe.runs.config import load_config as load_config
@@ -78,7 +79,7 @@ _NAMES_BY_MODULE = {
     "tasks.pairs": ("align",),
     "tasks.own_prompt": ("PromptFile",),
     "tasks.base": ("Task", "TASKS"),
-    "probes.base": ("Probe", "PROBES"),
+    "probes.base": ("Probe", "Reading", "PROBES"),
     "auditing": ("audit",),
     "runs.config": ("ExperimentConfig", "load_config"),
     "runs.run": ("run",),
