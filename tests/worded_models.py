@@ -75,9 +75,9 @@ def measured(probe: Probe, subject: Subject, pairs: Sequence[Pair]) -> pd.DataFr
     return labelled(probe.measure(subject, pairs, lambda done, total: None), pairs)
 
 
-def effects_of(probe: Probe, rows: pd.DataFrame) -> dict[str, Effect]:
+def effects_of(probe: Probe, rows: pd.DataFrame, **statistics: Any) -> dict[str, Effect]:
     """The effects that a probe's reading makes of rows, by name."""
-    sample = Sample.of_model(rows, StatisticsConfig())
+    sample = Sample.of_model(rows, StatisticsConfig(**statistics))
     return {effect.name: effect for effect in probe.read_by().read(probe, sample)}
 
 

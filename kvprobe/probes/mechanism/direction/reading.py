@@ -13,7 +13,8 @@ from kvprobe.figures.profiles import Profiles
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.kit.reading.patching import decision_effects, recovery_difference
+from kvprobe.probes.kit.reading.differences import recovery_difference
+from kvprobe.probes.kit.reading.patching import decision_effects
 from kvprobe.probes.mechanism.direction.probe import Direction
 from kvprobe.probes.mechanism.direction.steps import CONTROLS, INTERVENTIONS
 from kvprobe.stats import Effect, Sample
@@ -30,7 +31,8 @@ def effects(sample: Sample, _: Direction) -> Iterator[Effect]:
     for intervention, part in chosen.of(intervention=INTERVENTIONS).by("intervention"):
         yield from decision_effects(part, intervention)
     for control in CONTROLS:
-        yield from recovery_difference(chosen, f"lead_over_{control}.recovery", "along", control)
+        name = f"lead_over_{control}.recovery"
+        yield from recovery_difference(chosen, name, "along", control, by="intervention")
     for name in ("necessity", "necessity_random"):
         if len(part := chosen.of(intervention=name)):
             yield part.ratio(f"{name}.drop", _lost(part.rows), part.gap, noise_floor=part.floor)

@@ -32,15 +32,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
-from kvprobe.probes.kit.decoding import (
-    Array,
-    Fold,
-    Split,
-    cross_predictions,
-    prompt_splits,
-    residuals,
-    trained_on,
-)
+from kvprobe.probes.kit.decoding import Array, Fold, Split, cross_predictions, prompt_splits, residuals, trained_on
 from kvprobe.probes.kit.prefilled_pair import prefill_pair
 from kvprobe.probes.kit.rule_positions import Place, Target, labels, place_positions
 from kvprobe.probes.mechanism.linear_probe.readout import ARMS, decision_residuals, says_new

@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, labelled, worded
+from worded_models import aligned, effects_of, measured, worded
 
 from kvprobe.errors import UnsupportedError
-from kvprobe.figures.panel import Panel
 from kvprobe.probes.mechanism.direction.case_states import CaseStates, edited_readings, read_case_states
 from kvprobe.probes.mechanism.direction.directions import (
     along,
@@ -26,8 +25,8 @@ from kvprobe.probes.mechanism.direction.directions import (
     set_coordinate,
     unit,
 )
-from kvprobe.probes.mechanism.direction.probe import CONTROLS, INTERVENTIONS, Direction
-from kvprobe.stats import StatisticsConfig
+from kvprobe.probes.mechanism.direction.probe import Direction
+from kvprobe.probes.mechanism.direction.steps import CONTROLS
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
@@ -173,8 +172,8 @@ def test_a_case_without_a_value_is_refused() -> None:
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
     pairs = aligned(GatedDecision(size=9))
-    probe = Direction(Direction.Parameters(folds=3, random_draws=2, search_steps=3))
-    return labelled(probe.measure(worded("qwen3", torch.float32), pairs, lambda done, total: None), pairs)
+    probe = Direction(folds=3, random_draws=2, search_steps=3)
+    return measured(probe, worded("qwen3", torch.float32), pairs)
 
 
 def test_controls_are_as_long_as_the_step_they_control(rows: pd.DataFrame) -> None:
@@ -193,18 +192,6 @@ def test_one_layer_for_all_pairs_of_a_skeleton_and_all_effects_there(rows: pd.Da
     assert (profile.groupby(["intervention", "pair"])["layer"].nunique() == rows["layer"].max() + 1).all()
     assert (profile.groupby(["intervention", "pair", "layer"]).size() == 1).all()
     flipping = rows.assign(m_base=-1.0, m_donor=1.0)
-    effects = {effect.name: effect for effect in Direction().summarise(flipping, StatisticsConfig())}
-    assert {f"{name}.recovery" for name in INTERVENTIONS} <= set(effects)
-    assert {"necessity.drop", "necessity_random.drop", "lead_over_random.recovery"} <= set(effects)
+    effects = effects_of(Direction(), flipping)
     lead = effects["along.recovery"].estimate - effects["random.recovery"].estimate
     assert effects["lead_over_random.recovery"].estimate == pytest.approx(lead)
-
-
-def test_the_figure_shows_every_intervention(rows: pd.DataFrame) -> None:
-    flipping = rows.assign(m_base=-1.0, m_donor=1.0)
-    effects = {effect.name: effect for effect in Direction().summarise(flipping, StatisticsConfig())}
-    figure = Direction().plot([Panel("measured", effects, flipping), Panel("absent", note="fails the gate")])
-    assert len(figure.axes[0].get_xticklabels()) == len(INTERVENTIONS) - 1 + 1  # without in_sample, with necessity
-    curve = {line.get_label(): line.get_ydata()[-1] for line in figure.axes[2].get_lines()}
-    late = rows[(rows["intervention"] == "full") & (rows["layer"] == rows["layer"].max())]
-    assert curve["everything"] == pytest.approx((late["margin"] + 1).sum() / (2 * len(late)))
