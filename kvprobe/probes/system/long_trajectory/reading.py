@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from kvprobe.figures.panel import Panel, PaperEntry
@@ -88,7 +87,7 @@ def _shared_effects(sample: Sample, probe: LongTrajectory) -> Iterator[Effect]:
     """The oracle by the rule, and what one would score by saying one thing, or the last turn's right answer, always."""
     yield sample.rate("oracle.period_{period}.correct_rate", "oracle_correct")
     share = sample.rows.groupby("pair")["right"].transform("mean")
-    yield sample.mean("baseline.majority.period_{period}.correct_rate", np.maximum(share, 1 - share))
+    yield sample.mean("baseline.majority.period_{period}.correct_rate", share.where(share > 0.5, 1 - share))
     if len(later := sample.of(turn=range(1, probe.turns))):
         yield later.mean("baseline.same.period_{period}.correct_rate", 1 - later.rows["changed"].astype(float))
 
