@@ -91,8 +91,8 @@ def _totals(sample: Sample, agent: str, reference: str) -> Iterator[tuple[Sample
     if {agent, reference} <= {*both.rows["agent"]}:
         sums = dict.fromkeys(COSTS.values(), "sum")
         totals = both.per("agent", "pair", **sums, compile_tokens="first")
-        mine = totals.table(totals.rows.loc[agent])
-        yield mine, totals.rows.loc[reference].loc[mine.rows.index]
+        mine, theirs = (totals.rows.loc[[name]].droplevel("agent") for name in (agent, reference))
+        yield totals.table(mine), theirs.loc[mine.index]
 
 
 def figure(panels: Sequence[Panel]) -> FigureSpec:

@@ -9,18 +9,21 @@ import pytest
 from agent_pairs import agent_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import plain_logits, worded
+from worded_models import aligned, labelled, plain_logits, worded
 
 from kvprobe.agents.conversation import FIELD, RULE
 from kvprobe.errors import ConfigError
 from kvprobe.probes.kit.agent_cases import CELLS, agent_case, auto_cases
 from kvprobe.probes.system.unified_agent.probe import BASELINES, UnifiedAgent
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.system.unified_agent.reading import READING
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import align
 
 EXACT = 1e-6
+
+
+def effects_of(probe: UnifiedAgent, rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in READING.read(probe, Sample.of_model(rows, StatisticsConfig()))}
 
 
 def test_the_gate_reads_the_worst_of_all_four_combinations() -> None:
@@ -49,8 +52,8 @@ def test_auto_learns_from_one_edit_of_each_variable() -> None:
 
 def test_rows_compare_every_agent_with_prefills_of_its_own_tokens_and_of_the_truth() -> None:
     subject, pairs = worded("qwen3"), agent_pairs(3, turns=3)
-    probe = UnifiedAgent(UnifiedAgent.Parameters(edits=("auto", "full_downstream")))
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
+    probe = UnifiedAgent(edits=("auto", "full_downstream"))
+    rows = labelled(probe.measure(subject, pairs, lambda done, total: None), pairs)
     assert len(rows) == 3 * 3 * (len(BASELINES) + 2)
     by_agent = rows.groupby("agent")
     exact = by_agent["own_error"].max()
@@ -69,8 +72,7 @@ def test_rows_compare_every_agent_with_prefills_of_its_own_tokens_and_of_the_tru
     assert not compiled[["reprefill", "prefix_caching", "prefix_caching_hoist"]].any()
     chosen = rows[(rows["agent"] == "unified_auto") & ~rows["changed"].isin(["first", "none"])]["method"]
     assert (chosen.str.len() > 0).all()
-    labelled = rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
-    effects = {e.name: e for e in probe.summarise(labelled, StatisticsConfig())}
+    effects = effects_of(probe, rows)
     totals = rows.groupby("agent")["tokens"].sum()
     ratio = totals["unified_full_downstream"] / totals["reprefill"]
     assert effects["unified_full_downstream.token_ratio"].estimate == pytest.approx(ratio)
@@ -82,9 +84,8 @@ def test_rows_compare_every_agent_with_prefills_of_its_own_tokens_and_of_the_tru
 
 
 def test_pairs_of_another_task_are_refused() -> None:
-    pair = next(iter(GatedDecision(size=1).prompt_pairs()))
     with pytest.raises(ConfigError, match="agent_turns"):
-        UnifiedAgent().measure(worded("qwen3"), [align(pair, worded("qwen3").tokenizer)], lambda done, total: None)
+        UnifiedAgent().measure(worded("qwen3"), aligned(GatedDecision(size=1)), lambda done, total: None)
 
 
 def made_rows(right: int) -> pd.DataFrame:
@@ -123,7 +124,7 @@ def made_rows(right: int) -> pd.DataFrame:
 
 @given(right=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(right: int) -> None:
-    effects: dict[str, Effect] = {e.name: e for e in UnifiedAgent().summarise(made_rows(right), StatisticsConfig())}
+    effects = effects_of(UnifiedAgent(), made_rows(right))
     assert effects["unified_erratum.truth.agreement"].estimate == pytest.approx(right / 10)
     assert effects["unified_erratum.rule.correct_rate"].estimate == pytest.approx(right / 10)
     assert effects["unified_erratum.own.agreement"].estimate == 1.0
@@ -132,13 +133,3 @@ def test_summary_finds_what_was_put_in(right: int) -> None:
     assert effects["unified_erratum.with_compiling.token_ratio"].estimate == pytest.approx((60 + 40) / 300)
     assert effects["unified_erratum.speed_up"].estimate == pytest.approx(2.0)
     assert "reprefill.with_compiling.token_ratio" not in effects
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(UnifiedAgent.paper, "Qwen3-8B")
-    assert known == {
-        "unified_full_downstream.correct_rate": 0.357,
-        "reprefill.correct_rate": 0.367,
-        "unified_full_downstream.truth.agreement": 0.93,
-        "unified_full_downstream.speed_up": 2.97,
-    }
