@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "qwen3-note-taker"
 
 
-@app.command(epilog="Example: kvprobe audit --example > prompt.yaml; kvprobe audit prompt.yaml --page audit.html")
-def audit(
+@app.command(
+    "audit", epilog="Example: kvprobe audit --example > prompt.yaml; kvprobe audit prompt.yaml --page audit.html"
+)
+def audit_command(
     prompt: Annotated[Path | None, typer.Argument(help="A prompt file; --example prints one to start from.")] = None,
     model: Annotated[
         str, typer.Option(help="A name of `kvprobe models list`, a folder, a .gguf file or a hub id.")
@@ -96,7 +98,7 @@ def _audited(
 ) -> AuditResult:
     from rich.progress import Progress
 
-    from kvprobe.auditing import audit as audited
+    from kvprobe.auditing import audit
     from kvprobe.models.loader import load_subject
     from kvprobe.tasks.own_prompt import read_prompt_file
 
@@ -110,7 +112,7 @@ def _audited(
             bar.update(task, description=stage, completed=fraction)
 
         subject = load_subject(model, device=device, dtype=dtype, progress=progress)
-        return audited(subject, prompt, fields=fields, chat=chat, answer_mass=answer_mass, progress=progress)
+        return audit(subject, prompt, fields=fields, chat=chat, answer_mass=answer_mass, progress=progress)
 
 
 def _write(result: AuditResult, json: Path | None, page: Path | None) -> None:

@@ -85,17 +85,17 @@ def show(
             _show_experiment(load_config(file))
 
 
-@app.command(epilog="Example: kvprobe explain locality/qwen3-note-taker/field_only.recovery")
-def explain(
+@app.command("explain", epilog="Example: kvprobe explain locality/qwen3-note-taker/field_only.recovery")
+def explain_command(
     target: Annotated[str, typer.Argument(help="A figure, a run, experiment/model/effect (or claim), a cell's key.")],
     results: ResultsOption = RESULTS,
     rows: Annotated[int, typer.Option(min=0, help="How many rows of measurements to show.")] = 5,
     csv: Annotated[Path | None, typer.Option(help="Write all rows behind it to this file.")] = None,
 ) -> None:
     """Trace a figure or a number to its rows, its configuration and its command."""
-    from kvprobe.runs.explain import explain as explained
+    from kvprobe.runs.explain import explain
 
-    explanation = explained(target, results)
+    explanation = explain(target, results)
     console = Console(highlight=False)
     behind = explanation.rows
     for line in explanation.lines():

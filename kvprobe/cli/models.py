@@ -23,13 +23,13 @@ app.add_typer(models_app, name="models")
 
 
 @models_app.command("list", epilog="Example: kvprobe models list")
-def list_models() -> None:
+def print_models() -> None:
     """List all models by tier: organisms ship with kvprobe, pocket models run on a CPU, paper models want a GPU."""
-    from kvprobe.models.cards import list_models as known_models
+    from kvprobe.models.cards import list_models
     from kvprobe.report.tables import plain_table
 
     rows = []
-    for model in known_models():
+    for model in list_models():
         here = "yes" if model.available else "no"
         memory = f"{round(model.memory_gb, 1 if model.memory_gb < 10 else 0):g} GB" if model.memory_gb else "–"
         rows.append((model.name, model.tier, model.architecture, here, memory, model.description))
@@ -108,8 +108,10 @@ def pull(names: Annotated[list[str], typer.Argument(help="Names of `kvprobe mode
         typer.echo(f"{name}: {_pull(name)}")
 
 
-@models_app.command(epilog="Example: kvprobe models card qwen3-note-taker")
-def card(name: Annotated[str, typer.Argument(help="A name of `kvprobe models list`, a folder or a file.")]) -> None:
+@models_app.command("card", epilog="Example: kvprobe models card qwen3-note-taker")
+def print_card(
+    name: Annotated[str, typer.Argument(help="A name of `kvprobe models list`, a folder or a file.")],
+) -> None:
     """Show what is known of a model: its card if it has one, else what its YAML file says."""
     show_card(name)
 

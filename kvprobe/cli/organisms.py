@@ -83,8 +83,8 @@ def list_organisms() -> None:
     Console(highlight=False).print(plain_table("Organisms", columns, rows))
 
 
-@organisms_app.command(epilog="Example: kvprobe organisms train --family qwen3 --kind note-taker")
-def train(
+@organisms_app.command("train", epilog="Example: kvprobe organisms train --family qwen3 --kind note-taker")
+def train_command(
     family: Annotated[Family, typer.Option(help="Its architecture.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for weights, tokenizer and card. [default: organisms/FAMILY-KIND]")
@@ -121,19 +121,19 @@ def train(
         raise typer.Exit(FAILED)
 
 
-@organisms_app.command(epilog="Example: kvprobe organisms evaluate qwen3-note-taker")
-def evaluate(name: Annotated[str, typer.Argument(help="An organism's name or folder.")]) -> None:
+@organisms_app.command("evaluate", epilog="Example: kvprobe organisms evaluate qwen3-note-taker")
+def evaluate_command(name: Annotated[str, typer.Argument(help="An organism's name or folder.")]) -> None:
     """Measure an organism on held-out skeletons: accuracy, notes, errata, chains, long prompts."""
     from kvprobe.models.loader import load_subject
-    from kvprobe.organisms.evaluation import evaluate as measured
+    from kvprobe.organisms.evaluation import evaluate
     from kvprobe.report.tables import plain_table
 
-    record = measured(load_subject(name))
+    record = evaluate(load_subject(name))
     rows = [(key, f"{value:.3f}" if isinstance(value, float) else str(value)) for key, value in record.items()]
     Console(highlight=False).print(plain_table(name, ("measured", "value"), rows))
 
 
-@organisms_app.command(epilog="Example: kvprobe organisms card qwen3-note-taker")
-def card(name: Annotated[str, typer.Argument(help="An organism's name or folder.")]) -> None:
+@organisms_app.command("card", epilog="Example: kvprobe organisms card qwen3-note-taker")
+def print_organism_card(name: Annotated[str, typer.Argument(help="An organism's name or folder.")]) -> None:
     """Show an organism's card: data, steps, seed, seconds, accuracy, margins."""
     show_card(name)

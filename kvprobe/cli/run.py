@@ -21,8 +21,8 @@ _SOME_FAILED = "Error: some of the work failed, as told above; what was measured
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all results.")]
 
 
-@app.command(epilog="Example: kvprobe run locality --models qwen3-note-taker --profile quick")
-def run(
+@app.command("run", epilog="Example: kvprobe run locality --models qwen3-note-taker --profile quick")
+def run_command(
     experiments: Annotated[
         list[str], typer.Argument(help="Names of `kvprobe list experiments`, sections (3), YAML files or folders.")
     ],

@@ -160,7 +160,7 @@ def load_config(
     if not isinstance(profiles, dict):
         raise ConfigError(f"{file}: 'profiles' is wrong: it must map names to the keys they change.")
     if profile in profiles:
-        values = merged(values, mapping(profiles[profile], file, f"profiles.{profile}"))
+        values = overlaid(values, mapping(profiles[profile], file, f"profiles.{profile}"))
     elif profile not in (None, "full"):
         known = ", ".join(["full", *(str(name) for name in profiles)])
         raise ConfigError(f"{file}: there is no profile {profile!r}; known: {known}.")
@@ -171,12 +171,12 @@ def load_config(
     return validated(ExperimentConfig, {**values, "profile": profile, "source": str(path)}, where=str(file))
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `over` laid on it: mappings are merged key by key, everything else is replaced."""
     result = dict(base)
     for key, value in over.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = merged(result[key], value)
+            result[key] = overlaid(result[key], value)
         else:
             result[key] = value
     return result
@@ -195,8 +195,8 @@ def _read(file: Path, depth: int = 0) -> dict[str, Any]:
         if not isinstance(include, str):
             raise ConfigError(f"{file}: 'include' is wrong: give a path or a list of paths.")
         beside = file.parent / include
-        base = merged(base, _read(beside if beside.exists() else shipped(Path(include)) or beside, depth + 1))
-    return merged(base, values)
+        base = overlaid(base, _read(beside if beside.exists() else shipped(Path(include)) or beside, depth + 1))
+    return overlaid(base, values)
 
 
 def _models(given: Any, asked: str | Sequence[str] | None, file: Path) -> Any:

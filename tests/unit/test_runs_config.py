@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from kvprobe.errors import ConfigError
-from kvprobe.runs.config import ExperimentConfig, load_config, merged
+from kvprobe.runs.config import ExperimentConfig, load_config, overlaid
 from kvprobe.runs.validation import validated
 
 GOOD = {
@@ -160,8 +160,8 @@ trees = st.recursive(
 
 @given(trees, trees)
 def test_merging(base: dict[str, object], over: dict[str, object]) -> None:
-    result = merged(base, over)
+    result = overlaid(base, over)
     assert set(result) == set(base) | set(over)
-    assert merged(result, over) == result
-    assert merged(base, {}) == base
-    assert merged({}, over) == over
+    assert overlaid(result, over) == result
+    assert overlaid(base, {}) == base
+    assert overlaid({}, over) == over

@@ -10,7 +10,7 @@ import yaml
 
 from kvprobe.errors import ConfigError, UnknownNameError
 from kvprobe.models.catalogue import config_files, model_config
-from kvprobe.runs.config import GateConfig, load_config, merged
+from kvprobe.runs.config import GateConfig, load_config, overlaid
 from kvprobe.runs.experiments import experiment_files, known_experiments
 from kvprobe.shipped import shipped, shipped_folder
 from kvprobe.stats import StatisticsConfig
@@ -117,7 +117,7 @@ def included(file: Path) -> dict[str, Any]:
     base: dict[str, Any] = {}
     for include in [includes] if isinstance(includes, str) else includes:
         other = shipped(Path(include)) or file.parent / include
-        base = merged(base, merged(included(other), yaml.safe_load(other.read_text())))
+        base = overlaid(base, overlaid(included(other), yaml.safe_load(other.read_text())))
     base.pop("include", None)
     return base
 
