@@ -13,7 +13,7 @@ from markupsafe import Markup
 from kvprobe.auditing.result import brief
 from kvprobe.auditing.verdict import fixed
 from kvprobe.figures.style import COLORS
-from kvprobe.html.style import STRONGEST, tint
+from kvprobe.html.style import OUTCOMES, PALETTES, STRONGEST, palette_css, tint
 from kvprobe.report.tables import number, short
 
 
@@ -55,7 +55,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(COLORS=COLORS, STRONGEST=STRONGEST)
+    made.globals.update(
+        COLORS=COLORS, OUTCOMES=OUTCOMES, PALETTES=PALETTES, STRONGEST=STRONGEST, palette_css=palette_css
+    )
     made.filters.update(
         brief=brief,
         fixed=fixed,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvprobe.html.effects import bar, effects_html
-from kvprobe.html.style import OUTCOME_COLORS
+from kvprobe.html.style import OUTCOMES
 from kvprobe.html.templating import render
-from kvprobe.report.tables import STYLES, VerdictLine
-from kvprobe.runs.claims import Outcome, Verdict
+from kvprobe.report.tables import VerdictLine
+from kvprobe.runs.claims import Verdict
 from kvprobe.runs.results import ModelResult, RunResult
 
 _ABSENT: dict[str, Any] = {"title": "", "question": "", "counts": [], "reason": "", "models": [], "folder": ""}
@@ -24,7 +24,7 @@ def verdict_html(verdict: Verdict) -> str:
 def run_html(result: RunResult) -> str:
     """All verdicts of a run, claim by claim, and what became of each model."""
     counted = Counter(verdict.outcome for verdict in result.verdicts)
-    counts = [({"sign": STYLES[kind][0], "name": str(kind)}, counted[kind]) for kind in Outcome if counted[kind]]
+    counts = [(style, counted[kind]) for kind, style in OUTCOMES.items() if counted[kind]]
     return render(
         "verdicts",
         title=f"{result.config.name} {result.hash[:8]}",
@@ -58,7 +58,6 @@ def _line(verdict: Verdict, beside: Sequence[Verdict]) -> dict[str, Any]:
         "bar": bar(effect, [other.effect for other in beside if other.effect]) if effect else None,
         "counts": [effect.n, effect.clusters, effect.excluded] if effect else ["–"] * 3,
         "reason": verdict.reason,
-        "sign": STYLES[verdict.outcome][0],
-        "color": OUTCOME_COLORS[verdict.outcome],
+        "style": OUTCOMES[verdict.outcome],
         "survives": verdict.survives,
     }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
@@ -21,8 +19,6 @@ from kvprobe.runs.store import SHORT_HASH
 from kvprobe.stats import Effect
 
 FIGURE_KEY = "kvprobe"
-_OF_THE_PAIR = frozenset({"experiment", "model", "pair", "pair_id", "skeleton", "cell", "included"})
-"""Columns that say which pair a row was measured on, after which no effect is named."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Explanation:
         kind: `run`, `model`, `effect`, `claim` or `cell`.
         result: the run it belongs to.
         models: the models concerned.
-        rows: the measurements behind it; for effects only those that count and that the effect is named after.
+        rows: the measurements behind it; for effects, those they were made of.
         effects: by model, when it is about an effect.
         verdicts: when it is about a claim.
         command: makes all of it again.
@@ -60,73 +56,21 @@ class Explanation:
             f"command: {self.command}",
             f"config: {self.config}",
             f"rows: {len(self.rows)} in {result.folder / 'rows.parquet'}",
-            *(f"{name}: {effect} ({effect.method})" for name, effect in self.effects.items()),
+            *(f"{name}: {effect} ({effect.method}); {chosen_by(effect)}" for name, effect in self.effects.items()),
             *(f"{v.model}: {v.statement}: {v.outcome}. {v.reason}" for v in self.verdicts),
             *(_model_line(model) for model in self.models),
             _code_line(result.provenance),
         ]
 
 
-class NamedRows:
-    """Finds, among the rows of one model that count, those that an effect is named after.
-
-    Each part of a dotted name is looked for as a value of a column (`field_only` is an intervention), then as a number
-    of one (`of_layer_3`), then as a flag or a measurement (`chosen`, `margin`), each column once; a part that chooses
-    nothing, as in an effect computed from others, is passed over.
-    """
-
-    def __init__(self, rows: pd.DataFrame) -> None:
-        self.rows = rows
-        names = [str(column) for column in rows]
-        own = [name for name in names if name not in _OF_THE_PAIR and not name.startswith("scenario_")]
-        self._words = {column: set(map(str, _words(rows[column]))) for column in own}
-        self._numbers = {column for column in own if pd.api.types.is_numeric_dtype(rows[column])}
-        self._chosen: dict[tuple[str, str], np.ndarray] = {}
-
-    def of(self, effect: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The places of the effect's rows, and by what they were chosen, such as `intervention is field_only`.
-
-        Where nothing is chosen, these are the places of all rows.
-        """
-        places, used, by = np.ones(len(self.rows), dtype=bool), set[str](), []
-        parts = effect.split(".")
-        for number, part in enumerate(parts, 1):
-            for column, kind, value in self._candidates(part, is_last=number == len(parts)):
-                if column in used or not (narrowed := places & self._mask(column, kind, value)).any():
-                    continue
-                places = narrowed
-                used.add(column)
-                by.append(f"{column} is {value}" if kind != "measured" else f"{column} was measured")
-                break
-        return np.flatnonzero(places), tuple(by)
-
-    def _candidates(self, part: str, *, is_last: bool) -> Iterator[tuple[str, str, str]]:
-        """Columns that a part of a name may speak of, as (column, kind, value)."""
-        yield from ((column, "word", part) for column, words in self._words.items() if part in words)
-        if numbered := re.fullmatch(r"(.+)_(\d+)", part):
-            named = (c for c in self._words if f"_{numbered[1]}".endswith(f"_{c}"))
-            yield from ((column, "number", numbered[2]) for column in named if column in self._numbers)
-        if part in self._words and not self._words[part]:
-            # The last part is what was measured: the share of a flag is a share of all rows, not of the flagged.
-            flag = not is_last and set(self.rows[part].dropna().unique()) <= {True, False}
-            yield part, *(("flag", "true") if flag else ("measured", ""))
-
-    def _mask(self, column: str, kind: str, value: str) -> np.ndarray:
-        if (column, value) not in self._chosen:
-            values = self.rows[column]
-            if kind == "measured":
-                mask = values.notna()
-            elif kind == "number":
-                mask = values.eq(float(value))
-            else:
-                mask = values.eq(value if kind == "word" else True)
-            self._chosen[column, value] = mask.fillna(value=False).to_numpy(dtype=bool)
-        return self._chosen[column, value]
-
-
 def rows_that_count(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of pairs that passed the gate."""
     return rows[rows["included"]] if "included" in rows else rows
+
+
+def chosen_by(effect: Effect) -> str:
+    """How an effect's rows are chosen among those of its model that count."""
+    return f"rows: {effect.rows.describe()}" if effect.rows else "it does not record the rows it was made of"
 
 
 def figure_metadata(result: RunResult) -> dict[str, str]:
@@ -242,18 +186,10 @@ def _about_names(target: str, result: RunResult, name: str) -> Explanation:
 
 
 def _rows_of(effects: Mapping[str, Effect], rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each model that its effect is named after."""
-    parts = []
-    for model, effect in effects.items():
-        named = NamedRows(rows_that_count(rows[rows["model"] == model]))
-        parts.append(named.rows.iloc[named.of(effect.name)[0]])
-    return pd.concat(parts)
-
-
-def _words(values: pd.Series) -> Iterator[object]:
-    """The different words of a column; none where it holds numbers."""
-    if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
-        yield from (value for value in values.dropna().unique() if isinstance(value, str))
+    """The rows that each model's effect was made of."""
+    counted = rows_that_count(rows)
+    parts = [effect.rows.select(counted[counted["model"] == m]) for m, effect in effects.items() if effect.rows]
+    return pd.concat(parts) if parts else counted.iloc[:0]
 
 
 def _about_cell(key: str, results_dir: Path) -> Explanation | None:

@@ -1,4 +1,4 @@
-"""What the page shows of a run, as plain values for its script."""
+"""What the page holds of one experiment: its charts, and what the panel behind each number says."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from kvprobe.errors import KvprobeError
-from kvprobe.figures.by_model import color_of
-from kvprobe.html.page.views import regions_of, views_of
+from kvprobe.html.page.charts import Chart, Mark, Model
+from kvprobe.html.page.views import views_of
+from kvprobe.html.templating import render
 from kvprobe.report.reference import paper_model, paper_values
-from kvprobe.report.section_tables import p_text
-from kvprobe.report.tables import interval, number, short
-from kvprobe.runs.claims import Verdict
-from kvprobe.runs.explain import NamedRows, command_of, rows_that_count
+from kvprobe.report.section_tables import HEADLINE, p_text
+from kvprobe.report.tables import number, short
+from kvprobe.runs.claims import Claim, Verdict
+from kvprobe.runs.explain import command_of, rows_that_count
 from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.results import CONFIG, RunResult
 from kvprobe.stats import Effect
 
 ROWS_SHOWN = 5
 """Rows kept behind each effect; all are in the run's folder."""
+_LONGEST = 48
+"""Characters of a text in a row."""
 _DIGITS = 6
-_NUMBERS = ("name", "model", "text", "estimate", "low", "high", "n", "clusters", "excluded", "noise_floor")
-_FIELDS = (*_NUMBERS, "unit", "method", "seed", "confidence", "extra", "paper", "chosen", "matched", "rows")
 _HIDDEN = frozenset({"experiment", "model", "included"})
+_FACTS = ("unit", "interval", "n", "clusters", "excluded", "noise floor", "seed", "the paper's value")
+_Key = tuple[str, str]
+"""Model and name of an effect."""
 
 
 @dataclass
@@ -37,11 +42,13 @@ class ExperimentData:
     Args:
         values: for the page's script.
         places: of each effect among those of `values`, by model and name.
+        height: of the first chart, in pixels.
         problems: one sentence on each thing that could not be read.
     """
 
     values: dict[str, Any]
-    places: dict[tuple[str, str], int]
+    places: dict[_Key, int]
+    height: int
     problems: list[str] = field(default_factory=list)
 
 
@@ -57,91 +64,136 @@ def experiment_data(
         folder: of all results, from which paths are told.
     """
     problems: list[str] = []
-    paper = _paper_of(result, verdicts, problems)
+    marks = _marks(result, verdicts, problems)
     rows, kept = _rows_of(result, problems)
-    effects: list[list[Any]] = []
-    places: dict[tuple[str, str], int] = {}
+    shown = {name: _model(result, name, list(models).index(name)) for name in result.models}
+    beside = list(shown.values())
+    charts = _charts(result, beside, marks)
+    claimed = {key: [_judged(*each) for each in judged] for key, judged in _claims_on(result, verdicts).items()}
+    values = {
+        "facts": _FACTS,
+        "models": [{"name": name, "label": shown[name].label, "about": _about(result, name)} for name in shown],
+        "effects": [
+            [
+                mark.effect.name,
+                mark.model,
+                mark.text,
+                *_facts(mark, result, beside),
+                claimed.get(key, []),
+                *rows[key],
+            ]
+            for key, mark in marks.items()
+        ],
+        "rows": kept,
+        "origin": _origin(result, folder, problems),
+        "charts": [
+            {"label": chart.view.label, "effects": chart.view.effects, "figure": chart.figure()} for chart in charts
+        ],
+    }
+    places = {key: mark.place for key, mark in marks.items()}
+    return ExperimentData(values, places, charts[0].height if charts else 0, problems)
+
+
+def _marks(result: RunResult, verdicts: Sequence[Verdict], problems: list[str]) -> dict[_Key, Mark]:
+    paper = _paper_of(result, verdicts, problems)
+    marks: dict[_Key, Mark] = {}
     for place, model in enumerate(result.models.values()):
         for effect in model.effects:
-            places[model.name, effect.name] = len(effects)
-            behind: tuple[Any, ...] = rows.get((model.name, effect.name), (None, None, []))
-            effects.append([*_effect_values(effect, place), paper.get((model.name, effect.name)), *behind])
-    values = {
-        **_run_values(result, folder, problems),
-        "models": [_model_values(result, name, list(models).index(name)) for name in result.models],
-        "claims": [
-            {**claim.model_dump(include={"id", "statement", "source", "headline"}), "effect": claim.parsed.effect}
-            | {"regions": regions_of(claim), "models": claim.models}
-            for claim in result.config.claims
-        ],
-        "verdicts": [_verdict_values(verdict) for verdict in verdicts],
-        "fields": list(_FIELDS),
-        "effects": effects,
-        "rows": kept,
-        "views": [view.to_record() for view in views_of(result)],
+            key = model.name, effect.name
+            marks[key] = Mark(len(marks), place, effect, paper.get(key))
+    return marks
+
+
+def _model(result: RunResult, name: str, place: int) -> Model:
+    identity = result.models[name].identity
+    return Model(short(name), place, paper_model(name, str(identity.get("architecture", ""))))
+
+
+def _charts(result: RunResult, models: Sequence[Model], marks: Mapping[_Key, Mark]) -> list[Chart]:
+    by_name: dict[str, list[Mark]] = {}
+    for (_, name), mark in marks.items():
+        by_name.setdefault(name, []).append(mark)
+    claims: dict[str, list[Claim]] = {}
+    for claim in result.config.claims:
+        claims.setdefault(claim.parsed.effect, []).append(claim)
+    return [
+        Chart(view, models, [by_name[name] for name in view.effects], [claims.get(name, []) for name in view.effects])
+        for view in views_of(result)
+    ]
+
+
+def _claims_on(result: RunResult, verdicts: Sequence[Verdict]) -> dict[_Key, list[tuple[Claim, Verdict]]]:
+    """The claims on each effect with their verdicts."""
+    claims = {claim.id: claim for claim in result.config.claims}
+    found: dict[_Key, list[tuple[Claim, Verdict]]] = {}
+    for verdict in verdicts:
+        if (claim := claims.get(verdict.claim)) is not None:
+            found.setdefault((verdict.model, claim.parsed.effect), []).append((claim, verdict))
+    return found
+
+
+def _facts(mark: Mark, result: RunResult, models: Sequence[Model]) -> tuple[list[Any], dict[str, str]]:
+    """The effect's `_FACTS`, and its side figures."""
+    effect, statistics, beside = mark.effect, result.config.statistics, models[mark.model].paper
+    seeds = f"task {result.config.task.parameters.get('seed', 'none')}, statistics {statistics.seed}"
+    too_few = "a range of the clusters, which are too few for an interval"
+    facts = [
+        effect.unit,
+        too_few if effect.is_range else f"{100 * effect.confidence:.4g}%, {effect.method}",
+        effect.n,
+        f"{effect.clusters} (by {statistics.cluster})",
+        effect.excluded,
+        f"{effect.noise_floor:.6g}",
+        f"{'no draws for the interval' if effect.seed is None else effect.seed}; {seeds}",
+        "none given" if mark.paper is None else f"{mark.paper:.6g}" + (f" (beside {beside})" if beside else ""),
+    ]
+    extra = {
+        name.replace("_", " "): number(value) if math.isfinite(value) else str(value)
+        for name, value in effect.extra.items()
     }
-    return ExperimentData(values, places, problems)
+    return facts, extra
 
 
-def _run_values(result: RunResult, folder: Path, problems: list[str]) -> dict[str, Any]:
-    config = result.config
+def _judged(claim: Claim, verdict: Verdict) -> dict[str, str]:
+    lost = "" if verdict.survives else " († not after adjustment)"
+    p = f"{p_text(verdict.p_value)}; adjusted {p_text(verdict.p_adjusted)}{lost}"
+    title = f"{HEADLINE} Claim {claim.id}" if claim.headline else f"Claim {claim.id}"
+    told = render("page/claim", title=title, claim=claim, verdict=verdict, facts=[("source", claim.source), ("p", p)])
+    return {"statement": claim.statement, "outcome": verdict.outcome, "html": told}
+
+
+def _about(result: RunResult, name: str) -> str:
+    model = result.models[name]
+    identity = [(key.replace("_", " "), value) for key, value in model.identity.items() if key != "name"]
+    return render("page/facts", pairs=[("name", name), *identity, ("gate", model.reason)])
+
+
+def _origin(result: RunResult, folder: Path, problems: list[str]) -> str:
+    """How the run was made, and how to make it again."""
+    config, provenance = result.config, result.provenance
     try:
         resolved = (result.folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         problems.append(f"{result.folder / CONFIG} cannot be read; the configuration shown is the summary's.")
         resolved = config.to_yaml()
-    return {
-        "name": config.name,
-        "question": config.question,
-        "hash": result.hash,
-        "profile": config.profile,
-        "command": command_of(result),
-        "folder": str(result.folder.relative_to(folder)),
-        "config": resolved,
-        "provenance": result.provenance,
-        "cluster": config.statistics.cluster,
-        "seeds": {"task": config.task.parameters.get("seed"), "statistics": config.statistics.seed},
-    }
+    code = provenance.get("code", {})
+    changes = {True: ", with uncommitted changes", False: ", no uncommitted changes"}.get(code.get("dirty"), "")
+    commit = f"commit {code['commit']}{changes}" if code.get("commit") else "no commit"
+    pairs = [
+        ("experiment", f"{config.name}, hash {result.hash}"),
+        ("profile", config.profile),
+        ("code", f"kvprobe {code.get('version', 'unknown')}, {commit}"),
+        ("packages", ", ".join(f"{name} {version}" for name, version in provenance.get("packages", {}).items())),
+        ("threads", provenance.get("threads")),
+        ("folder", str(result.folder.relative_to(folder))),
+    ]
+    commands = [("again", command_of(result)), ("rows", f"kvprobe explain {config.name}")]
+    return render("page/origin", commands=commands, pairs=pairs, config=resolved)
 
 
-def _model_values(result: RunResult, name: str, place: int) -> dict[str, Any]:
-    model = result.models[name]
-    return {
-        "name": name,
-        "label": short(name),
-        "place": place,
-        "color": color_of(place),
-        "status": str(model.status),
-        "reason": model.reason,
-        "identity": model.identity,
-        "paper": paper_model(name, str(model.identity.get("architecture", ""))),
-    }
-
-
-def _verdict_values(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "claim": verdict.claim,
-        "model": verdict.model,
-        "outcome": str(verdict.outcome),
-        "reason": verdict.reason,
-        "p": p_text(verdict.p_value),
-        "adjusted": p_text(verdict.p_adjusted),
-        "survives": verdict.survives,
-    }
-
-
-def _effect_values(effect: Effect, model: int) -> list[Any]:
-    """The effect's `_FIELDS` up to `extra`."""
-    ends = [_plain(value) for value in (effect.estimate, effect.low, effect.high)]
-    counts = [effect.n, effect.clusters, effect.excluded, _plain(effect.noise_floor)]
-    extra = {name: number(value) if math.isfinite(value) else str(value) for name, value in effect.extra.items()}
-    how = [effect.unit, effect.method, effect.seed, effect.confidence, extra]
-    return [effect.name, model, interval(effect), *ends, *counts, *how]
-
-
-def _paper_of(result: RunResult, verdicts: Sequence[Verdict], problems: list[str]) -> dict[tuple[str, str], float]:
+def _paper_of(result: RunResult, verdicts: Sequence[Verdict], problems: list[str]) -> dict[_Key, float]:
     """The paper's values by model and effect: those of the claims, else those its tables give for the probe."""
-    found: dict[tuple[str, str], float] = {}
+    found: dict[_Key, float] = {}
     try:
         entries = make_probe(result.config).read_by().paper
     except KvprobeError as error:
@@ -157,30 +209,55 @@ def _paper_of(result: RunResult, verdicts: Sequence[Verdict], problems: list[str
     return found
 
 
-def _rows_of(
-    result: RunResult, problems: list[str]
-) -> tuple[Mapping[tuple[str, str], tuple[list[str], int, list[int]]], dict[str, Any]]:
-    """By model and effect how its rows were chosen, how many there are, and the first; and the table these stand in."""
-    if not any(model.effects for model in result.models.values()):
+def _rows_of(result: RunResult, problems: list[str]) -> tuple[dict[_Key, tuple[str, list[int]]], dict[str, Any]]:
+    """For each effect a sentence on its rows and the first of them; and the table these stand in."""
+    keys = [(model.name, effect.name) for model in result.models.values() for effect in model.effects]
+    unread: dict[_Key, tuple[str, list[int]]] = dict.fromkeys(keys, ("The run's rows could not be read.", []))
+    if not keys:
         return {}, {"columns": [], "cells": []}
     try:
         rows = result.rows()
     except KvprobeError as error:
         problems.append(f"{error} Until then the rows behind the numbers of {result.config.name} are not shown.")
-        return {}, {"columns": [], "cells": []}
-    behind: dict[tuple[str, str], tuple[list[str], int, list[int]]] = {}
+        return unread, {"columns": [], "cells": []}
+    behind: dict[_Key, tuple[str, list[int]]] = {}
     kept: dict[int, int] = {}
     for model in result.models.values():
-        named = NamedRows(rows_that_count(rows[rows["model"] == model.name]))
-        labels = named.rows.index
+        counted = _Filtered(rows_that_count(rows[rows["model"] == model.name]))
         for effect in model.effects:
-            places, chosen = named.of(effect.name)
-            first = [kept.setdefault(int(labels[place]), len(kept)) for place in places[:ROWS_SHOWN]]
-            behind[model.name, effect.name] = list(chosen), len(places), first
+            own = counted.index_of(effect)
+            first = [kept.setdefault(int(label), len(kept)) for label in own[:ROWS_SHOWN]]
+            behind[model.name, effect.name] = _sentence(effect, len(own), len(first)), first
     table = rows.loc[list(kept)]
     columns = [c for c in table if c not in _HIDDEN and not str(c).startswith("scenario_") and table[c].notna().any()]
     cells = [[_plain(value) for value in line] for line in table[columns].itertuples(index=False, name=None)]
     return behind, {"columns": columns, "cells": cells}
+
+
+class _Filtered:
+    """The rows of one model that count; conditions that many effects share are looked up once."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self._rows = rows
+        self._masks: dict[tuple[str, tuple[Any, ...] | None], np.ndarray] = {}
+
+    def index_of(self, effect: Effect) -> pd.Index:
+        """Labels of the rows that an effect was made of."""
+        if effect.rows is None:
+            return self._rows.index[:0]
+        keep = np.ones(len(self._rows), dtype=bool)
+        for column, values in (*effect.rows.values.items(), *((name, None) for name in effect.rows.measured)):
+            if (column, values) not in self._masks:
+                told = self._rows[column]
+                self._masks[column, values] = (told.notna() if values is None else told.isin(values)).to_numpy()
+            keep &= self._masks[column, values]
+        return self._rows.index[keep]
+
+
+def _sentence(effect: Effect, count: int, shown: int) -> str:
+    if effect.rows is None:
+        return "The effect does not record the rows it was made of."
+    return f"{count} rows that count ({effect.rows.describe()}); the first {shown}:"
 
 
 def _plain(value: Any) -> Any:
@@ -194,4 +271,4 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str) and (value is None or pd.api.types.is_scalar(value)):
         return None if pd.isna(value) else str(value)
     text = str(value)
-    return text if len(text) <= 48 else f"{text[:47]}…"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvprobe.runs.claims import Claim
 from kvprobe.runs.results import RunResult
@@ -13,7 +12,7 @@ from kvprobe.runs.results import RunResult
 MOST_ROWS = 16
 """Effects in one view: more would not fit on a screen."""
 _FAMILY = 3
-"""Effects with a common last part that make a view of their own."""
+"""Effects of one metric that make a view of their own."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,11 @@ class View:
     unit: str
     effects: tuple[str, ...]
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
 
 def views_of(result: RunResult) -> list[View]:
-    """Claimed effects first, then families with a common last part (`*.recovery`), then the others, unit by unit."""
-    units = {effect.name: effect.unit for model in result.models.values() for effect in model.effects}
+    """Claimed effects first, then families of one metric (`*.recovery`), then the others, unit by unit."""
+    effects = {effect.name: effect for model in result.models.values() for effect in model.effects}
+    units = {name: effect.unit for name, effect in effects.items()}
     claimed = dict.fromkeys(claim.parsed.effect for claim in result.config.claims)
     # What is claimed in the unit of most claims is seen first.
     claimed_units = Counter(units[name] for name in claimed if name in units)
@@ -45,13 +41,13 @@ def views_of(result: RunResult) -> list[View]:
     for name in claimed:
         if name in units:
             groups["claimed effects", units[name]].append(name)
-    sizes = Counter((_last(name), unit) for name, unit in units.items())
+    sizes = Counter((effect.metric, effect.unit) for effect in effects.values())
     others: dict[tuple[str, str], list[str]] = {}
-    for name, unit in units.items():
-        if sizes[_last(name), unit] >= _FAMILY:
-            groups.setdefault((f"*.{_last(name)}", unit), []).append(name)
+    for name, effect in effects.items():
+        if sizes[effect.metric, effect.unit] >= _FAMILY:
+            groups.setdefault((f"*.{effect.metric}", effect.unit), []).append(name)
         else:
-            others.setdefault(("other effects", unit), []).append(name)
+            others.setdefault(("other effects", effect.unit), []).append(name)
     return [view for (label, unit), names in (groups | others).items() for view in _parts(label, unit, names)]
 
 
@@ -74,7 +70,3 @@ def _parts(label: str, unit: str, names: Sequence[str]) -> Iterator[View]:
         part = tuple(names[first : first + size])
         which = f", {first + 1} to {first + len(part)} of {len(names)}" if count > 1 else ""
         yield View(f"{label} ({unit}){which}", unit, part)
-
-
-def _last(name: str) -> str:
-    return name.rsplit(".", 1)[-1]

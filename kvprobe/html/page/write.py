@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kvprobe.html.page.data import experiment_data
+from kvprobe.html.page.charts import themes
+from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
 from kvprobe.report.section import sample_of
 from kvprobe.report.section_tables import HEADLINE, LOST, p_text
-from kvprobe.report.tables import STYLES, interval, number, short
+from kvprobe.report.tables import interval, number, short
 from kvprobe.report.write import write_text
 from kvprobe.runs.claims import Outcome, Verdict
 from kvprobe.runs.results import CONFIG, Failure, RunResult, Status, failure_of, find_runs, load_result
@@ -26,14 +27,6 @@ from kvprobe.runs.section import SectionResult, sections_of
 from kvprobe.runs.store import SHORT_HASH
 
 PAGE_FILE = "report.html"
-MEANINGS = {
-    Outcome.REPRODUCED: "The whole interval satisfies the claim.",
-    Outcome.CONTRADICTED: "No part of the interval satisfies the claim.",
-    Outcome.INCONCLUSIVE: "Part of the interval satisfies the claim and part does not, or too few clusters were "
-    "measured to tell. It speaks neither for the claim nor against it.",
-    Outcome.NOT_APPLICABLE: "The model cannot do the task (it fails the inclusion gate) or could not be measured. "
-    "It says nothing about the claim.",
-}
 
 
 @dataclass(frozen=True)
@@ -44,14 +37,14 @@ class Line:
         experiment: its name.
         section: its section's name.
         verdict: on one model.
-        key: of the number it was read from, for the page's script; empty where there is none.
+        effect: place of the number it was read from among those of the experiment; `None` where there is none.
         linked: whether the page shows the experiment.
     """
 
     experiment: str
     section: str
     verdict: Verdict
-    key: str
+    effect: int | None
     linked: bool
 
     @property
@@ -108,58 +101,51 @@ def write_page(results: Sequence[RunResult], folder: Path, failures: Sequence[Fa
 
 def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Failure]) -> str:
     """The page's text; an experiment that cannot be shown is added to `failures` and told of on the page."""
-    contents = _Contents(folder, failures)
-    shown = [{"name": section.name, "experiments": contents.add(section)} for section in sections]
-    outcomes = [_outcome(outcome) for outcome in Outcome]
-    context = {
-        "sections": shown,
-        "lines": contents.lines,
-        "counts": _counted(contents.lines),
-        "models": list(dict.fromkeys(line.verdict.model for line in contents.lines)),
-        "outcomes": outcomes,
-        "failures": failures,
-        "headline": HEADLINE,
-        "lost": LOST,
-        "data": _json({"outcomes": outcomes, "experiments": contents.data}),
-        "plotly": _plotly(),
-        "style": asset("page.css"),
-        "script": asset("page.js"),
-    }
-    return render("page/page", **context)
+    lines: list[Line] = []
+    shown = [
+        {"name": section.name, "experiments": list(_shown(section, folder, lines, failures))} for section in sections
+    ]
+    return render(
+        "page/page",
+        sections=shown,
+        lines=lines,
+        counts=_counted(lines),
+        models=list(dict.fromkeys(line.verdict.model for line in lines)),
+        failures=failures,
+        headline=HEADLINE,
+        lost=LOST,
+        themes=_json(themes()),
+        plotly=_plotly(),
+        style=asset("page.css"),
+        script=asset("page.js"),
+    )
 
 
-class _Contents:
-    """What the page holds, section by section."""
-
-    def __init__(self, folder: Path, failures: list[Failure]) -> None:
-        self.data: list[dict[str, Any]] = []
-        self.lines: list[Line] = []
-        self._folder, self._failures = folder, failures
-
-    def add(self, section: SectionResult) -> list[dict[str, Any]]:
-        """Take in a section; returns what its template shows of each experiment."""
-        models = list(dict.fromkeys(model for result in section.results for model in result.models))
-        judged = section.verdicts()
-        shown = []
-        for result in section.results:
-            verdicts = [verdict for of, verdict in judged if of is result]
-            keys: dict[tuple[str, str], str] | None = None
-            try:
-                made = experiment_data(result, verdicts, models, self._folder)
-                shown.append(_experiment(result, verdicts, made.problems))
-            except Exception as error:
-                self._failures.append(failure_of(result.config.name, error))
-            else:
-                keys = {key: f"{len(self.data)},{place}" for key, place in made.places.items()}
-                self.data.append(made.values)
-            named, linked = (result.config.name, section.name), keys is not None
-            self.lines += [Line(*named, verdict, _key_of(verdict, keys or {}), linked) for verdict in verdicts]
-        return shown
+def _shown(
+    section: SectionResult, folder: Path, lines: list[Line], failures: list[Failure]
+) -> Iterator[dict[str, Any]]:
+    """What the template shows of each experiment; its verdicts go to `lines`, also where it cannot be shown."""
+    models = list(dict.fromkeys(model for result in section.results for model in result.models))
+    judged = section.verdicts()
+    for result in section.results:
+        verdicts = [verdict for of, verdict in judged if of is result]
+        try:
+            made = experiment_data(result, verdicts, models, folder)
+            shown = _experiment(result, verdicts, made)
+        except Exception as error:
+            failures.append(failure_of(result.config.name, error))
+            lines += [Line(result.config.name, section.name, verdict, None, linked=False) for verdict in verdicts]
+        else:
+            lines += [
+                Line(result.config.name, section.name, verdict, _place_of(verdict, made.places), linked=True)
+                for verdict in verdicts
+            ]
+            yield shown
 
 
-def _experiment(result: RunResult, verdicts: Sequence[Verdict], problems: Sequence[str]) -> dict[str, Any]:
+def _experiment(result: RunResult, verdicts: Sequence[Verdict], made: ExperimentData) -> dict[str, Any]:
     """What the page's template shows of an experiment."""
-    problems, svg = list(problems), result.folder / f"{result.config.name}.svg"
+    problems, svg = list(made.problems), result.folder / f"{result.config.name}.svg"
     try:
         figure = _packed(svg.read_bytes())
     except OSError:
@@ -170,7 +156,9 @@ def _experiment(result: RunResult, verdicts: Sequence[Verdict], problems: Sequen
         "question": result.config.question,
         "sample": sample_of(result),
         "hash": result.hash[:SHORT_HASH],
-        "measured": any(model.effects for model in result.models.values()),
+        "charts": [chart["label"] for chart in made.values["charts"]],
+        "height": made.height,
+        "packed": _packed(_json(made.values).encode()),
         "unmeasured": [model for model in result.models.values() if model.status is not Status.MEASURED],
         "counts": Counter(verdict.outcome for verdict in verdicts),
         "figure": figure,
@@ -194,13 +182,8 @@ def _counted(lines: Iterable[Line]) -> list[tuple[str, Counter[Outcome], int]]:
     ]
 
 
-def _key_of(verdict: Verdict, keys: dict[tuple[str, str], str]) -> str:
-    return keys.get((verdict.model, verdict.effect.name), "") if verdict.effect else ""
-
-
-def _outcome(outcome: Outcome) -> dict[str, str]:
-    kind = str(outcome).replace(" ", "-")
-    return {"name": str(outcome), "kind": kind, "mark": STYLES[outcome][0], "meaning": MEANINGS[outcome]}
+def _place_of(verdict: Verdict, places: Mapping[tuple[str, str], int]) -> int | None:
+    return places.get((verdict.model, verdict.effect.name)) if verdict.effect else None
 
 
 def _json(values: Any) -> Markup:
