@@ -15,9 +15,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
+from markupsafe import escape
 from page_fakes import NASTY, finished_runs, written_page
+from plotly.graph_objs import Figure
+from plotly.graph_objs.layout import Template
 from typer.testing import CliRunner
 
 from kvprobe.cli import look
@@ -25,10 +27,11 @@ from kvprobe.cli.app import app
 from kvprobe.html.page.data import ROWS_SHOWN
 from kvprobe.html.page.views import MOST_ROWS, regions_of, views_of
 from kvprobe.html.page.write import write_page
+from kvprobe.html.style import PALETTES
 from kvprobe.report.tables import interval
 from kvprobe.runs import RunResult
 from kvprobe.runs.claims import Claim, Outcome
-from kvprobe.runs.explain import NamedRows, explain
+from kvprobe.runs.explain import explain
 from kvprobe.runs.section import sections_of
 
 assert look
@@ -78,13 +81,28 @@ def elements(html: str) -> Elements:
     return Elements(html)
 
 
+def unpacked(text: str) -> bytes:
+    return gzip.decompress(base64.b64decode(text))
+
+
 def data_of(elements: Elements) -> dict[str, dict[str, Any]]:
-    (text,) = (text for attributes, text in elements.named("script") if attributes.get("id") == "data")
-    return {experiment["name"]: experiment for experiment in json.loads(text)["experiments"]}
+    """What the page's script reads of each experiment."""
+    names = [attributes["data-experiment"] or "" for attributes, _ in elements.named("article")]
+    texts = [text for attributes, text in elements.named("script") if attributes.get("class") == "data"]
+    return {name: json.loads(unpacked(text)) for name, text in zip(names, texts, strict=True)}
+
+
+def spelled_out(html: str) -> str:
+    """The page with what is packed in it as text."""
+    return re.sub(r'(?<=class="data">)[^<]+', lambda found: unpacked(found[0]).decode(), html)
+
+
+FIELDS = ("name", "model", "text", "facts", "extra", "claims", "chosen", "rows")
 
 
 def effects_of(experiment: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dict(zip(experiment["fields"], values, strict=True)) for values in experiment["effects"]]
+    records = [dict(zip(FIELDS, values, strict=True)) for values in experiment["effects"]]
+    return [record | dict(zip(experiment["facts"], record["facts"], strict=True)) for record in records]
 
 
 def test_it_has_the_frame_that_a_reader_needs(elements: Elements) -> None:
@@ -122,13 +140,22 @@ def test_nothing_is_loaded_from_anywhere(elements: Elements) -> None:
 
 def test_what_runs_say_stays_text(elements: Elements, html: str) -> None:
     assert "onerror=&#34;alert" in html
-    assert data_of(elements)["nasty"]["question"] == NASTY
+    assert escape(NASTY) in html
     assert "<img" not in html
     assert "<script>document" not in html
-    kinds = [(attributes.get("type"), attributes.get("id")) for attributes, _ in elements.named("script")]
+    told = Elements(
+        "".join(claim["html"] for effect in effects_of(data_of(elements)["nasty"]) for claim in effect["claims"])
+    )
+    assert {tag for tag, _, _ in told.all} == {"h3", "p", "code", "span", "dl", "dt", "dd"}
+    assert NASTY in "".join("".join(text) for _, _, text in told.all)
+    kinds = [
+        (attributes.get("type"), attributes.get("id") or attributes.get("class"))
+        for attributes, _ in elements.named("script")
+    ]
     assert Counter(kinds) == {
-        ("application/json", "data"): 1,
+        ("application/json", "themes"): 1,
         ("text/plain", "plotly"): 1,
+        ("text/plain", "data"): 3,
         ("text/plain", None): 2,  # two stored figures
         (None, None): 1,
     }
@@ -146,22 +173,51 @@ def test_every_number_of_every_run_is_there_with_its_own_rows(results: list[RunR
         for record, (model, effect) in zip(effects, measured, strict=True):
             assert (record["name"], experiment["models"][record["model"]]["name"]) == (effect.name, model.name)
             assert record["text"] == interval(effect)
-            for name in ("estimate", "low", "high"):
-                assert record[name] == pytest.approx(getattr(effect, name), rel=1e-5)
-            assert (record["n"], record["clusters"], record["excluded"]) == (effect.n, effect.clusters, effect.excluded)
+            assert (record["n"], record["excluded"]) == (effect.n, effect.excluded)
+            assert record["clusters"].split()[0] == str(effect.clusters)
             condition = effect.name.removesuffix(".recovery")
             own = rows[(rows["model"] == model.name) & rows["included"] & (rows["condition"] == condition)]
-            assert record["matched"] == len(own) == effect.n
+            assert record["chosen"].startswith(f"{effect.n} rows that count (condition is {condition});")
+            assert len(own) == effect.n
             kept = [dict(zip(columns, experiment["rows"]["cells"][place], strict=True)) for place in record["rows"]]
             assert len(kept) == min(ROWS_SHOWN, len(own))
             assert [row["margin"] for row in kept] == pytest.approx(list(own["margin"].head(ROWS_SHOWN)), rel=1e-5)
             assert {row["condition"] for row in kept} == {condition}
         for model in result.models.values():
             (told,) = (each for each in experiment["models"] if each["name"] == model.name)
-            assert told["identity"] == model.identity
-        assert experiment["hash"] == result.hash
-        assert experiment["config"] == (result.folder / "config.yaml").read_text()
-        assert experiment["provenance"] == result.provenance
+            assert all(str(escape(str(value))) in told["about"] for value in model.identity.values())
+        for part in (result.hash, escape((result.folder / "config.yaml").read_text()), "kvprobe 0, commit c"):
+            assert str(part) in experiment["origin"]
+
+
+def test_charts_are_plotly_figures_of_every_effect(results: list[RunResult], elements: Elements) -> None:
+    shown = data_of(elements)
+    for result in results:
+        experiment, found = shown[result.config.name], set()
+        for chart in experiment["charts"]:
+            # Plotly checks every name and value.
+            figure = Figure(chart["figure"])
+            assert figure.layout.template.to_plotly_json() == Figure().layout.template.to_plotly_json()
+            *models, paper = figure.data
+            for model, trace in zip(result.models.values(), models, strict=True):
+                effects = [effects_of(experiment)[place] for place in trace.customdata]
+                own = [model.effect(effect["name"]) for effect in effects]
+                assert list(trace.x) == pytest.approx([effect.estimate for effect in own], rel=1e-5)
+                assert list(trace.error_x.array) == pytest.approx([e.high - e.estimate for e in own], abs=1e-5)
+                assert list(trace.error_x.arrayminus) == pytest.approx([e.estimate - e.low for e in own], abs=1e-5)
+                assert [symbol.endswith("-open") for symbol in trace.marker.symbol] == [e.is_range for e in own]
+                found |= set(trace.customdata)
+            given = {verdict.paper_value for verdict in result.verdicts} - {None}
+            assert set(paper.x) <= given
+        assert found == set(range(len(experiment["effects"])))
+
+
+def test_themes_are_plotly_templates(elements: Elements) -> None:
+    (text,) = (text for attributes, text in elements.named("script") if attributes.get("id") == "themes")
+    themes = json.loads(text)
+    assert set(themes) == {"light", "dark"}
+    for name, theme in themes.items():
+        assert Template(theme).layout.paper_bgcolor == PALETTES[name]["ground"]
 
 
 def test_every_verdict_has_a_line_and_the_counts_add_up(results: list[RunResult], elements: Elements) -> None:
@@ -173,10 +229,10 @@ def test_every_verdict_has_a_line_and_the_counts_add_up(results: list[RunResult]
     counts = Counter(str(v.outcome) for _, v in verdicts)
     tiles = [text.strip() for attributes, text in elements.named("dd") if attributes.get("class") == "count"]
     assert tiles == [str(counts[str(outcome)]) for outcome in Outcome]
-    numbers = [attributes["data-number"] for attributes, _ in elements.named("button") if "data-number" in attributes]
+    numbers = [attributes for attributes, _ in elements.named("button") if "data-effect" in attributes]
     assert len(numbers) == sum(v.effect is not None for _, v in verdicts)
-    shown = list(data_of(elements).values())
-    named = [shown[int(e)]["effects"][int(place)][0] for e, place in (number.split(",") for number in numbers)]
+    shown = data_of(elements)
+    named = [shown[n["data-experiment"] or ""]["effects"][int(n["data-effect"] or 0)][0] for n in numbers]
     assert named == [v.effect.name for _, v in verdicts if v.effect]
 
 
@@ -193,14 +249,14 @@ def test_the_same_results_give_the_same_bytes(folder: Path, html: str, tmp_path:
     assert written_page(folder).path.read_text(encoding="utf-8") == html
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder, moved)
-    assert written_page(moved).path.read_text(encoding="utf-8").replace(str(moved), str(folder)) == html
+    again = written_page(moved).path.read_text(encoding="utf-8")
+    assert spelled_out(again).replace(str(moved), str(folder)) == spelled_out(html)
 
 
 def test_the_stored_figure_is_in_it_whole(results: list[RunResult], elements: Elements) -> None:
     packed = [text for attributes, text in elements.named("script") if attributes == {"type": "text/plain"}]
-    unpacked = [gzip.decompress(base64.b64decode(text)) for text in packed]
     stored = [result.folder / f"{result.config.name}.svg" for result in results]
-    assert unpacked == [file.read_bytes() for file in stored if file.exists()]
+    assert [unpacked(text) for text in packed] == [file.read_bytes() for file in stored if file.exists()]
     said = "".join(text for _, text in elements.named("p"))
     assert "There is no stored figure nasty.svg; `kvprobe report` draws it." in said
 
@@ -222,6 +278,7 @@ def test_damage_leaves_a_sentence_and_the_rest(folder: Path, tmp_path: Path) -> 
     assert "rows.parquet cannot be read" in told
     experiment = data_of(elements)["nasty"]
     assert [effect["rows"] for effect in effects_of(experiment)] == [[]] * len(experiment["effects"])
+    assert {effect["chosen"] for effect in effects_of(experiment)} == {"The run's rows could not be read."}
     (nasty / "summary.json").write_text("[]")
     done = CliRunner().invoke(app, ["report", "--page-only", str(damaged)])
     assert done.exit_code == 1
@@ -285,50 +342,11 @@ def test_the_shaded_region_is_where_the_claim_holds(statement: str) -> None:
         assert regions == [(0, 0)]
 
 
-ROWS = pd.DataFrame(
-    {
-        "measurement": ["decision"] * 4 + ["mass"] * 4,
-        "intervention": ["field", "field", "suffix_2", "suffix_2"] + [None] * 4,
-        "region": [None] * 4 + ["field", "policy", "field", "policy"],
-        "layer": [None] * 4 + [0.0, 0.0, 1.0, 1.0],
-        "chosen": [True, False] * 4,
-        "skeleton": ["mass", "suffix_2"] * 4,
-        "margin": [1.0, 2.0, 3.0, 4.0] + [None] * 4,
-    }
-)
-
-
-@pytest.mark.parametrize(
-    ("effect", "places", "by"),
-    [
-        ("field.recovery", [0, 1], ["intervention is field"]),
-        ("mass.field", [4, 6], ["measurement is mass", "region is field"]),
-        ("mass.of_layer_1", [6, 7], ["measurement is mass", "layer is 1"]),
-        ("suffix_2.recovery", [2, 3], ["intervention is suffix_2"]),
-        ("noise.margin", [0, 1, 2, 3], ["margin was measured"]),
-        ("suffix_2.chosen", [2, 3], ["intervention is suffix_2", "chosen was measured"]),
-        ("chosen.depth", [0, 2, 4, 6], ["chosen is true"]),
-        ("shapley_field.recovery", list(range(8)), []),
-        # What would leave nothing is passed over.
-        ("decision.policy", [0, 1, 2, 3], ["measurement is decision"]),
-    ],
-)
-def test_rows_are_those_an_effect_is_named_after(effect: str, places: list[int], by: list[str]) -> None:
-    found, chosen = NamedRows(ROWS).of(effect)
-    assert (list(found), list(chosen)) == (places, by)
-
-
 def test_explain_shows_the_rows_of_each_models_own_effect(results: list[RunResult], folder: Path) -> None:
     about = explain("steady/rest", folder)
     assert set(about.effects) == {"red", "blue"}
     assert set(about.rows["condition"]) == {"downstream"}
     assert len(about.rows) == sum(effect.n for effect in about.effects.values())
-
-
-def colours(dark: bool) -> dict[str, str]:
-    light, _, rest = CSS.partition("@media (prefers-color-scheme: dark)")
-    block = rest[: rest.index("}\n}")] if dark else light[: light.index("}")]
-    return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))
 
 
 def luminance(colour: str) -> float:
@@ -346,8 +364,8 @@ def contrast(one: str, other: str) -> float:
 def test_text_stands_out_from_its_ground(dark: bool) -> None:
     """Of WCAG 2.2: 4.5 to 1 for text, 3 to 1 for the edges of controls and the focus."""
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    colour = colours(dark)
-    assert colours(dark=True).keys() == colours(dark=False).keys()
+    colour = PALETTES["dark" if dark else "light"]
+    assert PALETTES["dark"].keys() == PALETTES["light"].keys()
     for ink, ground in product(("ink", "muted", "link"), ("ground", "raised")):
         assert contrast(colour[ink], colour[ground]) >= 4.5, (ink, ground)
     for kind in (*VERDICTS, "problem"):
