@@ -70,9 +70,10 @@ test-slow: $(READY) ## the slow tests
 notebooks: $(READY) ## run every notebook, each in a Python of its own
 	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 --timeout=0 notebooks
 
-lint: $(READY) ## ruff
+lint: $(READY) ## ruff, and the layers of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY) ## mypy
 	$(BIN)/mypy

@@ -1,5 +1,10 @@
 """The command line: `kvprobe`."""
 
-from kvprobe.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    """The `kvprobe` command."""
+    # Commands add themselves to the application when they are imported.
+    from kvprobe.cli import audit, doctor, look, models, organisms, run  # noqa: F401
+    from kvprobe.cli.app import app
+
+    app()

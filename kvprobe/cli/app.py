@@ -60,14 +60,6 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """The `kvprobe` command."""
-    # Here and not above, so that importing a command defines it but runs nothing else.
-    from kvprobe.cli import audit, doctor, look, models, organisms, run  # noqa: F401
-
-    app()
-
-
 def quieten() -> None:
     """Let libraries say errors only, in this process."""
     for name, value in _QUIET.items():

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import kvprobe
 from kvprobe.tasks.pairs import Pair
 
 CELL_FORMAT = 1
+ROOT = Path(__file__).parents[1]
+"""Folder of the package."""
 PACKAGES = ("torch", "transformers", "numpy")
 # What only draws, judges or speaks cannot change a measured row; models enter by their identity.
 _WITHOUT_INFLUENCE = (
@@ -40,9 +41,9 @@ def cell_key(content: Mapping[str, Any]) -> str:
 def identity_record(subject: Any) -> dict[str, Any]:
     """The subject's identity as plain values; what ships with kvprobe is told by its place in the package."""
     record = {key: _plain(value) for key, value in vars(subject.identity).items()}
-    source, package = Path(str(record.get("source", ""))), Path(kvprobe.__file__).parent
-    if source.is_relative_to(package):
-        record["source"] = source.relative_to(package.parent).as_posix()
+    source = Path(str(record.get("source", "")))
+    if source.is_relative_to(ROOT):
+        record["source"] = source.relative_to(ROOT.parent).as_posix()
     return record
 
 
@@ -71,8 +72,7 @@ def source_hash() -> str:
     Not the commit: a commit that changes the documentation must not invalidate finished cells. Not the probes
     themselves: what a probe measures depends on its own folder alone (`plugin_hash`).
     """
-    root = Path(kvprobe.__file__).parent
-    files = {file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.suffix in _SOURCES}
+    files = {file.relative_to(ROOT).as_posix(): file for file in ROOT.rglob("*") if file.suffix in _SOURCES}
     return _hash_of({name: file for name, file in files.items() if _influences_all(name)})
 
 
@@ -101,13 +101,12 @@ def plugin_hash(plugin: Any) -> str:
     Of one of kvprobe's own probes, its folder without its reading; of a plugin elsewhere, the file that defines its
     class; in a notebook, the cell, so what a plugin calls belongs into the cell that defines it.
     """
-    root = Path(kvprobe.__file__).parent
     try:
         file = inspect.getsourcefile(type(plugin))
     except (TypeError, OSError):
         file = None
-    if file and Path(file).is_relative_to(root / _PROBES) and Path(file).parent != root / _PROBES:
-        own = {f.relative_to(root).as_posix(): f for f in Path(file).parent.rglob("*.py")}
+    if file and Path(file).is_relative_to(ROOT / _PROBES) and Path(file).parent != ROOT / _PROBES:
+        own = {f.relative_to(ROOT).as_posix(): f for f in Path(file).parent.rglob("*.py")}
         return _hash_of({name: f for name, f in own.items() if not _only_reads(name)})
     if file and Path(file).exists():
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -131,15 +130,14 @@ def package_versions() -> dict[str, str]:
 @functools.cache
 def code_version() -> dict[str, Any]:
     """`commit` and `dirty` of the git checkout that holds the package (`None` without one), and its version."""
-    package = Path(kvprobe.__file__).parent
     try:
         version = importlib.metadata.version("kvprobe")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
     # An installed copy may lie inside somebody else's repository, whose commit would mean nothing.
-    ours = _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None
-    commit = _git(package, "rev-parse", "HEAD") if ours else None
-    changes = _git(package, "status", "--porcelain", ".") if commit else None
+    ours = _git(ROOT, "ls-files", "--error-unmatch", "__init__.py") is not None
+    commit = _git(ROOT, "rev-parse", "HEAD") if ours else None
+    changes = _git(ROOT, "status", "--porcelain", ".") if commit else None
     return {"version": version, "commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

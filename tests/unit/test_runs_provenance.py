@@ -22,7 +22,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("__init__.py", "engine/sweep.py", "report/figures.py", "tasks/data/skeletons.yaml", "cli/app.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
-    monkeypatch.setattr(kvprobe, "__file__", str(root / "__init__.py"))
+    monkeypatch.setattr(provenance, "ROOT", root)
     forget()
     yield root
     forget()
