@@ -1,7 +1,7 @@
 """Chain-of-thought gate (protocol 5.3, critique ED6): does a field-only edit suffice once the model thinks?
 
-The same scenarios, values and weights are decided directly and after a chain of thought, from caches that are edited
-by
+The same scenarios and values are decided by the same model directly and after a chain of thought, from caches that are
+edited by
 
     oracle              full reprefill
     stale               nothing
@@ -9,48 +9,34 @@ by
     erratum             a line before the task
     field_and_erratum   both
 
-and each chain is also cut after k of its tokens and answered there (`forced`), so that chain length is controlled and
-the prompt, which asks for a chain, is not changed with it: k = 0 has that prompt and no chain. Chains are greedy. One
-that does not end by itself within the limit is censored: it counts neither for the new nor for the old action, so that
-`new_rate`, `old_rate` and `censored` add up to 1 and `old_rate` cannot gain by cutting chains off.
+Each chain is also cut after k of its tokens and answered there (`forced`), which varies the length of the chain without
+changing the prompt, which asks for one: k = 0 has that prompt and no chain. Chains are greedy. One that does not end by
+itself within the limit is censored. Which value a chain names is read from its tokens after the session line's own
+words.
 
-Which value a chain names is read from its tokens behind the session line's own words.
-
-With `remark: old_conclusion` the context is poisoned: a line behind the rule already states the action that is right
+With `remark: old_conclusion` the context is poisoned: a line after the rule already states the action that is right
 under the old value (protocol 0.8 J). The gate then reads the prompts without it.
-
-Effects: `direct.field_only.new_rate`, `think.field_only.old_rate`, `forced.field_only_8.new_rate`; within pairs
-`gate.field_only.difference` (think less direct) and `chain.field_only.difference` (whole chain less none, same prompt).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
-import pandas as pd
 from pydantic import Field
 
 from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, FieldEdit
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.editing.cot_gate.cut_chains import WrittenChain, answered_after, value_said, write_chains
-from kvprobe.probes.kit.edit_cases import baseline_columns, baseline_effects, edit_case, reading_row
-from kvprobe.probes.kit.measures import pair_noise
+from kvprobe.probes.kit.edit_cases import baseline_columns, edit_case, reading_row
 from kvprobe.probes.kit.pair_lines import piece_of, subjects_of, with_pieces
-from kvprobe.probes.legacy import Probe
-from kvprobe.stats import Effect, StatisticsConfig, mean, proportion
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS, Wording
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 ARMS: Mapping[str, str] = {
@@ -61,37 +47,17 @@ ARMS: Mapping[str, str] = {
     "field_and_erratum": "field_and_erratum",
 }
 """Edit method of each arm."""
-_PAPER_ARMS = {"oracle": "oracle_new", "stale": "stale_full", "field_only": "field_only", "erratum": "erratum"}
 
 
 @PROBES.register("cot_gate")
 class CotGate(Probe):
     """Whether an in-place edit is followed directly, after a chain of thought, and after k tokens of one."""
 
-    name: ClassVar[str] = "cot_gate"
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        **{
-            f"{mode}.{arm}.new_rate": PaperEntry("cot_gate_diverse", f"{theirs}/{arm}", "P_correct")
-            for mode, theirs in (("direct", "direct"), ("think", "cot"))
-            for arm in ("oracle", "field_only", "erratum")
-        },
-        **{
-            f"poisoned.{mode}.{arm}.old_rate": PaperEntry(
-                "thinking_on_off", f"{theirs}/poison/account_role/{their_arm}", "P_unsafe"
-            )
-            for mode, theirs in (("direct", "direct"), ("think", "cot"))
-            for arm, their_arm in _PAPER_ARMS.items()
-        },
-    }
-
-    class Parameters(base.Parameters):
-        """How long chains may be and where they are cut."""
-
-        limit: int = Field(40, ge=1, description="most tokens of a chain; a longer one is censored")
-        cut_after: tuple[int, ...] = Field((0, 2, 4, 8, 12, 16), description="chain tokens before a forced answer")
-        remark: Literal["none", "old_conclusion"] = Field(
-            "none", description="a line behind the rule that states the old conclusion poisons the context"
-        )
+    limit: int = Field(40, ge=1, description="most tokens of a chain; a longer one is censored")
+    cut_after: tuple[int, ...] = Field((0, 2, 4, 8, 12, 16), description="chain tokens before a forced answer")
+    remark: Literal["none", "old_conclusion"] = Field(
+        "none", description="a line after the rule that states the old conclusion poisons the context"
+    )
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair and arm one direct row, one after a whole chain, and one for each forced answer.
@@ -102,10 +68,10 @@ class CotGate(Probe):
         rows: list[Measurement] = []
         baselines = baseline_columns(pairs, subject.tokenizer)
         for index, pair in enumerate(pairs):
-            poisoned = self.parameters.remark == "old_conclusion"
+            poisoned = self.remark == "old_conclusion"
             found = self._decide(subject, _poisoned(subject, pair) if poisoned else pair, tuple(ARMS))
             clean = self._decide(subject, pair, ("oracle", "stale")) if poisoned else found
-            common = {"pair": index, "remark": self.parameters.remark, **_gate_columns(clean), **baselines[index]}
+            common = {"pair": index, "remark": self.remark, **_gate_columns(clean), **baselines[index]}
             rows += [{**row, **common} for row in found]
             progress(index + 1, len(pairs))
         return rows
@@ -121,45 +87,17 @@ class CotGate(Probe):
             rows.append({"arm": arm, "mode": "direct", "cut": None, **floor, **reading_row(reading)})
         stale = CachedPrompt.prefilled(subject, pair.base.token_ids, pair.base.spans)
         thinking = _edited(subject, stale, case.edit, arms)
-        chains = write_chains(subject, [edited.prompt for edited in thinking.values()], limit=self.parameters.limit)
+        chains = write_chains(subject, [edited.prompt for edited in thinking.values()], limit=self.limit)
         for arm, chain in zip(thinking, chains, strict=True):
             said = _chain_columns(subject, pair, chain)
             reading = read(answered_after(subject, chain), *answers)
             rows.append({"arm": arm, "mode": "think", "cut": None, **said, **reading_row(reading)})
-            for tokens in self.parameters.cut_after:
+            for tokens in self.cut_after:
                 # A chain that is over before the cut is answered where it ended, by the answer it already has.
                 early = tokens >= len(chain.thought)
                 here = reading if early else read(answered_after(subject, chain, tokens), *answers)
                 rows.append({"arm": arm, "mode": "forced", "cut": tokens, **said, **reading_row(here)})
         return rows
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Rates by mode, arm and cut, what chains say and how they end, differences within pairs, baselines."""
-        effects: list[Effect] = []
-        for remark, part in rows.groupby("remark", sort=False):
-            prefix = "" if remark == "none" else "poisoned."
-            effects += _rates(prefix, part, statistics)
-            effects += _differences(prefix, part, statistics)
-        chains = rows[rows["mode"] == "think"]
-        clusters = chains[statistics.cluster]
-        effects += [
-            proportion("chains.censored", chains["censored"].astype(float), clusters=clusters, statistics=statistics),
-            mean("chains.length", chains["length"], clusters=clusters, statistics=statistics, unit="tokens"),
-            *baseline_effects(rows, statistics),
-        ]
-        return [*effects, pair_noise(rows, statistics)]
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Direct and think side by side for each arm, and the answer forced after k tokens; a column for each model."""
-        from kvprobe.probes.editing.cot_gate.figure import draw_cot_gate
-
-        return draw_cot_gate(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Field-only against the chain's length, all models."""
-        from kvprobe.probes.editing.cot_gate.figure import cot_gate_panel
-
-        cot_gate_panel(axes, panels)
 
 
 def _asked_directly(subject: Subject, pair: Pair) -> Pair:
@@ -207,45 +145,3 @@ def _gate_columns(rows: Sequence[Measurement]) -> Measurement:
         "mass_donor": min(row["mass"] for row in new),
         "noise_floor": max(row.get("noise_floor", 0.0) for row in rows),
     }
-
-
-def _ended(rows: pd.DataFrame) -> pd.Series:
-    """Whether a decision counts: all but those behind a whole chain that did not end by itself."""
-    return (rows["mode"] != "think") | ~rows["censored"].fillna(value=False).astype(bool)
-
-
-def _rates(prefix: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    for (mode, arm, _), part in rows.groupby(["mode", "arm", "cut"], sort=False, dropna=False):
-        name = f"{prefix}{mode}.{arm}" + (f"_{int(part['cut'].iloc[0])}" if mode == "forced" else "")
-        clusters, ended = part[statistics.cluster], _ended(part)
-        shares = {"new_rate": ended & (part["margin"] > 0), "old_rate": ended & (part["margin"] <= 0)}
-        if mode == "think":
-            shares["censored"] = ~ended
-            shares["names_new"] = part["value_said"] == "new"
-            shares["names_old"] = part["value_said"] == "old"
-        for metric, share in shares.items():
-            yield proportion(f"{name}.{metric}", share.astype(float), clusters=clusters, statistics=statistics)
-
-
-def _differences(prefix: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    # The longest chain against none is a matter of forced answers alone, whether the chain ended or not.
-    new = rows.assign(
-        new=(_ended(rows) & (rows["margin"] > 0)).astype(float), turned=(rows["margin"] > 0).astype(float)
-    )
-    clusters = rows.groupby("pair")[statistics.cluster].first()
-    for arm, part in new.groupby("arm", sort=False):
-        by_mode = {mode: cell.set_index("pair") for mode, cell in part[part["mode"] != "forced"].groupby("mode")}
-        think, direct = by_mode["think"], by_mode["direct"]
-        bare = part[(part["mode"] == "forced") & (part["cut"] == 0)].set_index("pair")
-        compared = {"gate": think["new"] - direct["new"]}
-        if len(bare):
-            compared["chain"] = think["turned"] - bare["turned"]
-        for name, difference in compared.items():
-            yield mean(
-                f"{prefix}{name}.{arm}.difference",
-                difference,
-                clusters=clusters.loc[difference.index],
-                statistics=statistics,
-                # Where no decision changes at all, the spread is 0; still one more pair might have.
-                noise_floor=1 / len(difference),
-            )
