@@ -11,22 +11,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
-from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+from worded_models import TOKENIZER, aligned, plain_logits, plain_patched_logits, worded
 
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.editing.cot_gate.cut_chains import answered_after, value_said, write_chains
 from kvprobe.probes.editing.cot_gate.probe import ARMS, CotGate
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.editing.cot_gate.reading import READING
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
 LIMIT = 5
@@ -36,13 +34,12 @@ LINE_BREAK = encode_segment("\n", TOKENIZER)
 
 
 def pairs_of(size: int, mode: str = "think", **parameters: Any) -> list[Pair]:
-    task = GatedDecision(size=size, mode=mode, notes_before=(0, 0), notes_after=(0, 1), **parameters)
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+    return aligned(GatedDecision(size=size, mode=mode, notes_before=(0, 0), notes_after=(0, 1), **parameters))
 
 
 @cache
 def measured(family: str, remark: str = "none", size: int = 1) -> pd.DataFrame:
-    probe = CotGate(CotGate.Parameters(limit=LIMIT, cut_after=CUTS, remark=remark))
+    probe = CotGate(limit=LIMIT, cut_after=CUTS, remark=remark)
     return pd.DataFrame(probe.measure(worded(family), pairs_of(size), lambda done, total: None))
 
 
@@ -205,7 +202,7 @@ def made_rows(new: dict[tuple[str, str], int], censored: int = 0, pairs: int = 1
 
 
 def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in CotGate().summarise(rows, StatisticsConfig())}
+    return {effect.name: effect for effect in READING.read(CotGate(), Sample.of_model(rows, StatisticsConfig()))}
 
 
 @settings(max_examples=3)
@@ -227,26 +224,6 @@ def test_summary_finds_what_was_put_in_and_censoring_favours_neither(
     assert effects["baseline.refuse.correct_rate"].estimate == 1.0
 
 
-def test_the_figure_shows_every_arm_with_the_papers_values_and_says_why_a_model_is_missing() -> None:
-    effects, paper = effects_of(made_rows({})), paper_values(CotGate.paper, "Qwen3-8B")
-    panels = [Panel("measured", effects, paper=paper, paper_model="Qwen3-8B"), Panel("absent", note="fails the gate")]
-    figure = CotGate().plot(panels)
-    shown = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
-    assert "fails the gate" in shown
-    points = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
-    assert len(points) == 3 * len(ARMS) + 6
-    axes = Figure().subplots()
-    CotGate().plot_main(axes, panels)
-    assert axes.get_title()
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(CotGate.paper, "Qwen3-8B")
-    assert set(known) == set(CotGate.paper)
-    assert known["think.field_only.new_rate"] == 1.0
-    assert known["poisoned.think.field_only.old_rate"] == pytest.approx(0.42)
-
-
 def test_prompts_that_ask_for_no_chain_are_refused() -> None:
     with pytest.raises(ConfigError, match="set mode: think"):
         CotGate().measure(worded("qwen3"), pairs_of(1, mode="direct"), lambda done, total: None)
@@ -254,8 +231,8 @@ def test_prompts_that_ask_for_no_chain_are_refused() -> None:
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="no organisms ship with this checkout")
 def test_an_organism_ends_its_chains_and_names_the_value_it_reads() -> None:
-    pairs = [align(pair, TOKENIZER) for pair in GatedDecision(size=2, mode="think").prompt_pairs()]
-    probe = CotGate(CotGate.Parameters(cut_after=()))
+    pairs = aligned(GatedDecision(size=2, mode="think"))
+    probe = CotGate(cut_after=())
     rows = pd.DataFrame(probe.measure(load_subject("qwen3-note-taker"), pairs, lambda done, total: None))
     chains = rows[rows["mode"] == "think"]
     assert not chains["censored"].any()
