@@ -39,6 +39,7 @@ calibrate: $(READY) ## the same probes on models whose mechanism is known: notes
 released: $(READY) ## our own runs of all sections, as kept in results/released (about 50 minutes on two cores)
 	for section in 3 4 5 6; do \
 	  $(BIN)/kvprobe run section$$section --results results/released $(if $(JOBS),--jobs $(JOBS)) || exit 1; done
+	$(BIN)/kvprobe release results/released
 
 report: $(READY) ## draw figures and write summaries of finished runs again
 	$(BIN)/kvprobe report $(RESULTS)

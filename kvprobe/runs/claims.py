@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from scipy import stats
@@ -208,15 +209,10 @@ def judge(
     effect = _effect_of(claim, statement, effects)
     outcome, reason = _outcome(statement, effect)
     return Verdict(
-        claim=claim.id,
-        statement=claim.statement,
-        model=model,
+        **told_by(claim, model),
         outcome=outcome,
         reason=reason,
         effect=effect,
-        source=claim.source,
-        paper_value=_paper_value(claim, model),
-        headline=claim.headline,
         p_value=_p_value(statement, effect),
         level=round(1 - effect.confidence, 9),
     )
@@ -224,16 +220,19 @@ def judge(
 
 def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
     """The verdict on a model that fails the gate or could not be measured."""
-    return Verdict(
-        claim=claim.id,
-        statement=claim.statement,
-        model=model,
-        outcome=Outcome.NOT_APPLICABLE,
-        reason=reason,
-        source=claim.source,
-        paper_value=_paper_value(claim, model),
-        headline=claim.headline,
-    )
+    return Verdict(**told_by(claim, model), outcome=Outcome.NOT_APPLICABLE, reason=reason)
+
+
+def told_by(claim: Claim, model: str) -> dict[str, Any]:
+    """What a verdict repeats of its claim."""
+    return {
+        "claim": claim.id,
+        "model": model,
+        "statement": claim.statement,
+        "source": claim.source,
+        "paper_value": claim.paper_values.get(model, claim.paper_value),
+        "headline": claim.headline,
+    }
 
 
 def adjust(verdicts: Sequence[Verdict], false_discovery_rate: float = 0.05) -> list[Verdict]:
@@ -256,10 +255,6 @@ def adjust_headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
     for i, p in zip(tested, adjust_holm(list(tested.values())), strict=True):
         adjusted[i] = replace(adjusted[i], p_holm=p)
     return adjusted
-
-
-def _paper_value(claim: Claim, model: str) -> float | None:
-    return claim.paper_values.get(model, claim.paper_value)
 
 
 def _effect_of(claim: Claim, statement: Statement, effects: Sequence[Effect]) -> Effect:

@@ -17,10 +17,11 @@ from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.executors import Crew, ModelTask, TaskOutcome, spread
 from kvprobe.runs.gate import GateReport, apply_gate, hopeless
 from kvprobe.runs.preparation import Cell, Plan, Preparation, cell_provenance, labelled, make_cells, prepare
+from kvprobe.runs.readings import read_effects
 from kvprobe.runs.results import ModelOutcome, ModelResult, Status, failure_of
 from kvprobe.runs.store import DamagedCellError, concatenated, table_of
 from kvprobe.runs.subjects import SubjectLoader
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect
 from kvprobe.tasks.pairs import Pair
 
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
@@ -219,11 +220,8 @@ def _summarise(
     included, gate = apply_gate(rows, config.gate, config.statistics, **count)
     if not gate.passed:
         return included.tolist(), gate, ()
-    sample = Sample.of_model(rows[included].reset_index(drop=True), config.statistics)
-    effects = probe.read_by().read(probe, sample)
-    # The probe never sees the pairs that the gate left out, but every effect must tell of them.
-    told = tuple(replace(effect, excluded=effect.excluded + gate.excluded) for effect in effects)
-    return included.tolist(), gate, told
+    effects = read_effects(probe, rows[included], config.statistics, gate.excluded)
+    return included.tolist(), gate, effects
 
 
 def _reason(gate: GateReport, prepared: Preparation, failures: Sequence[str]) -> str:

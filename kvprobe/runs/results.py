@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from kvprobe.errors import KvprobeError, StoreError, UnknownNameError
-from kvprobe.runs.claims import Verdict
+from kvprobe.runs.claims import Verdict, told_by
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.gate import GateReport
+from kvprobe.runs.readings import EffectsOfRows, read_effects
 from kvprobe.runs.records import StoredEffect
 from kvprobe.stats import Effect
 from kvprobe.viewing import Viewable
@@ -47,7 +50,7 @@ class ModelResult(Viewable):
         reason: one sentence on the status: gate and attrition, or what failed.
         identity: as the model loader gives it; empty when it could not be loaded.
         gate: `None` when nothing was measured.
-        effects: what the probe summarised; empty unless the gate was passed. With `FAILED`, of what was kept.
+        effects: of the probe's reading; empty unless the gate was passed. With `FAILED`, of what was kept.
         failures: one sentence for every cell that failed.
         cells: keys of the finished cells, in order.
     """
@@ -57,7 +60,7 @@ class ModelResult(Viewable):
     reason: str
     identity: dict[str, Any] = field(default_factory=dict)
     gate: GateReport | None = None
-    effects: tuple[StoredEffect, ...] = ()
+    effects: Sequence[StoredEffect] = ()
     failures: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
 
@@ -67,10 +70,16 @@ class ModelResult(Viewable):
         Raises:
             UnknownNameError: with the nearest names.
         """
-        by_name = {effect.name: effect for effect in self.effects}
-        if name not in by_name:
-            raise UnknownNameError("effect", name, by_name)
-        return by_name[name]
+        for effects in (self.stored_effects, self.effects):
+            by_name = {effect.name: effect for effect in effects}
+            if name in by_name:
+                return by_name[name]
+        raise UnknownNameError("effect", name, by_name)
+
+    @property
+    def stored_effects(self) -> tuple[Effect, ...]:
+        """The effects that are in its summary or were just read; none is read for it."""
+        return self.effects.kept if isinstance(self.effects, EffectsOfRows) else tuple(self.effects)
 
 
 @dataclass(frozen=True)
@@ -137,22 +146,37 @@ class RunResult(Viewable):
         told = [f"{verdict.model}: {verdict.statement}: {verdict.outcome}" for verdict in self.verdicts]
         return "\n".join([f"RunResult({self.config.name} in {self.folder}: {', '.join(self.models)})", *told])
 
-    def to_record(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def to_record(self, *, light: bool = False) -> dict[str, Any]:
+        """Plain values for JSON.
+
+        Args:
+            light: keep of the effects only those that claims are about; the others are read from the rows again.
+        """
+        claimed = {(verdict.model, verdict.effect.name) for verdict in self.verdicts if verdict.effect}
+        models = []
+        for model in self.models.values():
+            kept = model.stored_effects
+            left_out = model.effects.left_out if isinstance(model.effects, EffectsOfRows) else 0
+            if light:
+                left_out += len(kept)
+                kept = tuple(effect for effect in kept if (model.name, effect.name) in claimed)
+                left_out -= len(kept)
+            record = _MODEL.dump_python(replace(model, effects=kept), mode="json")
+            models.append({**record, "effects_left_out": left_out} if left_out else record)
         return {
             "experiment": self.config.name,
             "hash": self.hash,
             "profile": self.config.profile,
             "source": self.config.source,
             "config": self.config.model_dump(mode="json", exclude={"source", "profile"}),
-            "models": _MODELS.dump_python(tuple(self.models.values()), mode="json"),
-            "verdicts": _VERDICTS.dump_python(self.verdicts, mode="json"),
+            "models": models,
+            "verdicts": [_verdict_record(verdict) for verdict in self.verdicts],
             "provenance": self.provenance,
         }
 
 
-_MODELS = TypeAdapter(tuple[ModelResult, ...])
-_VERDICTS = TypeAdapter(tuple[Verdict, ...])
+_MODEL = TypeAdapter(ModelResult)
+_VERDICT = TypeAdapter(Verdict)
 
 
 def load_result(folder: str | Path) -> RunResult:
@@ -167,16 +191,46 @@ def load_result(folder: str | Path) -> RunResult:
         config = ExperimentConfig.model_validate(
             {**record["config"], "source": record["source"], "profile": record["profile"]}
         )
-        models = _MODELS.validate_python(record["models"])
-        verdicts = _VERDICTS.validate_python(record["verdicts"])
+        models = {model["name"]: _read_model(model, config, path) for model in record["models"]}
+        verdicts = tuple(_read_verdict(verdict, config, models) for verdict in record["verdicts"])
     except FileNotFoundError as error:
         raise StoreError(f"{path} holds no finished run (no {SUMMARY}); run the experiment first.") from error
     except OSError as error:
         raise StoreError(f"{path / SUMMARY} cannot be read ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise StoreError(f"{path / SUMMARY} is damaged; delete it and run the experiment again.") from error
-    by_name = {model.name: model for model in models}
-    return RunResult(config, record["hash"], path, by_name, verdicts, record["provenance"])
+    return RunResult(config, record["hash"], path, models, verdicts, record["provenance"])
+
+
+def _read_model(record: Mapping[str, Any], config: ExperimentConfig, folder: Path) -> ModelResult:
+    left_out = record.get("effects_left_out", 0)
+    model = _MODEL.validate_python({key: value for key, value in record.items() if key != "effects_left_out"})
+    kept = tuple(model.effects)
+    again = partial(_effects_of, model, config, folder)
+    return replace(model, effects=EffectsOfRows(kept, left_out, again) if left_out else kept)
+
+
+def _effects_of(model: ModelResult, config: ExperimentConfig, folder: Path) -> tuple[Effect, ...]:
+    from kvprobe.runs.preparation import make_probe
+
+    rows = read_rows(folder)
+    counting = rows[(rows["model"] == model.name) & rows["included"]]
+    return read_effects(make_probe(config), counting, config.statistics, model.gate.excluded if model.gate else 0)
+
+
+def _verdict_record(verdict: Verdict) -> dict[str, Any]:
+    """What its claim and its model's effects do not say already."""
+    record = _VERDICT.dump_python(verdict, mode="json")
+    own = {key: value for key, value in record.items() if key not in ("statement", "source", "paper_value", "headline")}
+    return {**own, "effect": verdict.effect.name if verdict.effect else None}
+
+
+def _read_verdict(record: Mapping[str, Any], config: ExperimentConfig, models: Mapping[str, ModelResult]) -> Verdict:
+    claim = next(claim for claim in config.claims if claim.id == record["claim"])
+    effect = record["effect"]
+    if isinstance(effect, str):
+        effect = next(one for one in models[record["model"]].stored_effects if one.name == effect)
+    return _VERDICT.validate_python({**record, **told_by(claim, record["model"]), "effect": effect})
 
 
 def read_rows(folder: str | Path) -> pd.DataFrame:

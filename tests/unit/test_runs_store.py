@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import runs_fakes
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_fakes import FakeProbe, config, load_subject
 
@@ -199,6 +201,22 @@ values = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False))
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), values), max_size=6))
 def test_same_rows_same_bytes(rows: list[dict[str, float | None]]) -> None:
     assert parquet_bytes(table_of(rows)) == parquet_bytes(table_of([dict(row) for row in rows]))
+
+
+cells = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False), st.just(-0.0))
+columns = st.fixed_dictionaries(
+    {"margin": cells, "flag": st.none() | st.booleans(), "layer": st.integers(-(2**63), 2**63 - 1), "word": st.text()}
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(columns, max_size=8))
+def test_rows_come_back_to_the_last_bit(rows: list[dict[str, Any]]) -> None:
+    table = table_of(rows)
+    read = pq.read_table(io.BytesIO(parquet_bytes(table)))
+    assert read.schema == table.schema
+    for name in table.column_names:
+        assert list(map(repr, read[name].to_pylist())) == list(map(repr, table[name].to_pylist()))
 
 
 def test_numpy_values_are_plain_values() -> None:

@@ -1,0 +1,82 @@
+"""Makes finished runs small enough to publish: nothing stays that `kvprobe report` makes again."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from kvprobe.errors import StoreError
+from kvprobe.runs.results import LOG, ROWS, SUMMARY, find_runs, load_result
+from kvprobe.runs.store import json_bytes, parquet_bytes, write_atomically
+
+_COLOURS = 64
+_DRAWN_AGAIN = ("*.png", "*.svg", "*.md")
+_OF_A_MACHINE = ("host", "process")
+
+
+def release(results_dir: str | Path) -> list[Path]:
+    """Write finished runs again in their light form, in place.
+
+    A summary keeps the effects that claims are about, since rows give the others again; rows are compressed without
+    loss; figures and reports of single runs go, and those of sections stay, with few colours; logs name no host.
+
+    Args:
+        results_dir: of all results, or of one run.
+
+    Returns:
+        The folders of the runs.
+
+    Raises:
+        StoreError: there is no finished run, or a file cannot be read or written.
+    """
+    root = Path(results_dir)
+    runs = [root] if (root / SUMMARY).is_file() else find_runs(root)
+    if not runs:
+        raise StoreError(f"{root} holds no finished run; run an experiment first, or give another folder.")
+    try:
+        for folder in runs:
+            _lighten(folder)
+        (root / "report.md").unlink(missing_ok=True)
+        for figure in root.glob("section*.png"):
+            write_atomically(figure, light_png(figure.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{root} cannot be written in its light form ({error}).") from error
+    return runs
+
+
+def light_png(data: bytes) -> bytes:
+    """A figure with few colours; the text it carries is kept."""
+    with Image.open(io.BytesIO(data)) as image:
+        if image.mode == "P":
+            return data
+        text, sink = PngInfo(), io.BytesIO()
+        for key, value in image.info.items():
+            if isinstance(key, str) and isinstance(value, str):
+                text.add_text(key, value)
+        drawn = image.convert("RGB").quantize(_COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        drawn.save(sink, "PNG", optimize=True, pnginfo=text)
+    return sink.getvalue()
+
+
+def _lighten(folder: Path) -> None:
+    write_atomically(folder / SUMMARY, json_bytes(load_result(folder).to_record(light=True)))
+    write_atomically(folder / ROWS, parquet_bytes(pq.read_table(folder / ROWS)))
+    if (folder / LOG).is_file():
+        entries = map(json.loads, (folder / LOG).read_text(encoding="utf-8").splitlines())
+        write_atomically(
+            folder / LOG, "".join(json.dumps(_light(entry), sort_keys=True) + "\n" for entry in entries).encode()
+        )
+    for pattern in _DRAWN_AGAIN:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
+def _light(entry: dict[str, Any]) -> dict[str, Any]:
+    machine = {key: value for key, value in entry.get("machine", {}).items() if key not in _OF_A_MACHINE}
+    return {**entry, **({"machine": machine} if machine else {})}
