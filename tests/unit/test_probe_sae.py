@@ -23,11 +23,11 @@ from kvprobe.engine.readout import Readout
 from kvprobe.errors import ConfigError, SampleError, StoreError, UnsupportedError
 from kvprobe.figures.panel import Panel
 from kvprobe.models.loader import load_subject
+from kvprobe.probes.kit.training_pairs import training_pairs
 from kvprobe.probes.mechanism.sae import training as sae_training
 from kvprobe.probes.mechanism.sae.features import areas, choose_features, matched_units, placements
 from kvprobe.probes.mechanism.sae.notes import Notes, clamp, with_error_term
 from kvprobe.probes.mechanism.sae.probe import SparseAutoencoder
-from kvprobe.probes.mechanism.sae.site import training_pairs
 from kvprobe.probes.mechanism.sae.training import (
     SAESettings,
     fraction_unexplained,

@@ -59,8 +59,8 @@ from kvprobe.probes.editing.weight_editing.arms import (
 )
 from kvprobe.probes.editing.weight_editing.concurrent_requests import OTHER_WORDING, concurrent_requests
 from kvprobe.probes.kit.edit_cases import baseline_columns, edit_case
+from kvprobe.probes.kit.training_pairs import training_pairs
 from kvprobe.probes.legacy import Probe
-from kvprobe.probes.mechanism.sae.site import training_pairs
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:

@@ -44,6 +44,7 @@ from kvprobe.probes.base import PROBES, Measurement, Progress
 from kvprobe.probes.kit.cross_fitting import folds
 from kvprobe.probes.kit.decisions import decision_row
 from kvprobe.probes.kit.prefilled_pair import gate_columns
+from kvprobe.probes.kit.training_pairs import training_pairs
 from kvprobe.probes.legacy import Probe
 from kvprobe.probes.mechanism.sae.effects import sae_effects
 from kvprobe.probes.mechanism.sae.features import FeatureChoice, Floats, choose_features, matched_units, stepped
@@ -55,7 +56,7 @@ from kvprobe.probes.mechanism.sae.notes import (
     reconstruction_rows,
     with_error_term,
 )
-from kvprobe.probes.mechanism.sae.site import find_site, training_pairs
+from kvprobe.probes.mechanism.sae.site import find_site
 from kvprobe.probes.mechanism.sae.training import SAESettings, trained_sae
 from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.pairs import Pair

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import ValidationError
 
 from kvprobe.engine.components import ActivationEdit, components, set_to
-from kvprobe.errors import AlignmentError, ConfigError, SampleError, UnsupportedError
+from kvprobe.errors import SampleError, UnsupportedError
 from kvprobe.probes.kit.aligned_positions import Slot, ranked, slot_scores, slots
 from kvprobe.probes.kit.prefilled_pair import prefill_pair
 from kvprobe.probes.kit.ranking import single_positions
-from kvprobe.tasks.base import TASKS
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
@@ -50,35 +48,6 @@ class Site:
             UnsupportedError: its prompts have fewer places that the training prompts have too.
         """
         return _best(pair, self.scores, count)
-
-
-def training_pairs(subject: Subject, task: str, size: int, seed: int, like: Sequence[Pair]) -> list[Pair]:
-    """Pairs of a task's training skeletons, in the chat template where the pairs `like` are.
-
-    Raises:
-        ConfigError: the task has no training split.
-        SampleError: the pairs to be evaluated share a skeleton with them, or none of them aligns.
-        UnknownNameError: there is no such task.
-    """
-    wrapped = "chat_prefix" in like[0].base.spans
-    # Templates without a thinking switch ignore it.
-    chat: dict[str, Any] | None = {"enable_thinking": False} if wrapped else None
-    pairs = []
-    try:
-        training = TASKS.get(task).model_validate({"size": size, "seed": seed, "split": "train"})
-    except ValidationError as error:
-        raise ConfigError(f"The task {task!r} has no training split; train on gated_decision.") from error
-    for prompts in training.prompt_pairs():
-        try:
-            pairs.append(align(prompts, subject.tokenizer, chat=chat))
-        except AlignmentError:
-            continue  # as in every experiment: values that this tokenizer cuts into spans of different length
-    shared = {pair.scenario.skeleton for pair in pairs} & {pair.scenario.skeleton for pair in like}
-    if shared:
-        raise SampleError(f"Training and evaluation share the skeleton {min(shared)!r}; evaluate on split: held_out.")
-    if not pairs:
-        raise SampleError(f"The tokenizer of {subject.name} aligns no training pair; train on another task.")
-    return pairs
 
 
 def find_site(subject: Subject, pairs: Sequence[Pair], count: int) -> Site:
