@@ -29,6 +29,7 @@ class Doses:
         marker: of all curves.
         ceiling: name of an effect drawn as a line, and its colour.
         ticks_of: the condition whose sizes a logarithmic axis has as ticks; `None` for a linear axis.
+        whole_ticks_of: the condition whose sizes, about six of them, a linear axis has as ticks: for layers.
         levels: heights of dashed reference lines.
         ylim: ends of the vertical axis; `None` for an end that the data choose.
         apart: how far neighbouring curves are set apart, as a share of the smallest step between sizes, so that curves
@@ -43,6 +44,7 @@ class Doses:
     marker: str = "o"
     ceiling: tuple[str, str] | None = None
     ticks_of: str | None = None
+    whole_ticks_of: str | None = None
     levels: tuple[float, ...] = (0.0, 1.0)
     ylim: tuple[float | None, float | None] | None = None
     apart: float | None = None
@@ -59,6 +61,9 @@ class Doses:
             dose_axis(axes, list(panel.curve(self.ticks_of, self.metric)), self.xlabel)
         else:
             axes.set_xlabel(self.xlabel)
+        if self.whole_ticks_of:
+            numbers = [int(size) for size in panel.curve(self.whole_ticks_of, self.metric)]
+            axes.set_xticks(numbers[:: max(1, len(numbers) // 6)])
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""

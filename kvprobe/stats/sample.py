@@ -93,6 +93,10 @@ class Sample:
         left_out = int((~keep).sum()) if exclude else 0
         return replace(self, rows=self.rows[keep], excluded=self.excluded + left_out)
 
+    def excluding(self, count: int) -> Sample:
+        """The same rows, with units (pairs, say) that a rule of the reading leaves out told as excluded."""
+        return replace(self, excluded=self.excluded + count)
+
     def table(self, rows: pd.DataFrame) -> Sample:
         """The same rows worked into another table (one row per pair, say), which has the cluster column too."""
         return replace(self, rows=rows)

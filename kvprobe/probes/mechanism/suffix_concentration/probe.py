@@ -1,6 +1,6 @@
 """Suffix concentration (protocol 1.1 c to g, 1.7, dose of 1.2): which cache entries carry a field's effect?
 
-Entries from the field to the decision, both prompts' caches being equal before the field, are transplanted from the
+Entries from the field to the decision, both prompts' caches being equal before the field, are patched from the
 donor's cache in many sets, and the decision is read with the last token run again.
 
     suffix_P, prefix_P   the last or first P percent of these positions
@@ -24,13 +24,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import pandas as pd
 from pydantic import Field
 
 from kvprobe.engine.interventions import KVPatch
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.aligned_positions import is_delimiter, slots
 from kvprobe.probes.kit.decisions import patched_margins
 from kvprobe.probes.kit.depth import layer_bands, third_of
@@ -38,71 +35,33 @@ from kvprobe.probes.kit.doses import suffix
 from kvprobe.probes.kit.position_sets import matched_sets, random_sets
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order
-from kvprobe.probes.legacy import Probe
-from kvprobe.probes.mechanism.suffix_concentration.effects import concentration_effects
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 _Set = tuple[Measurement, KVPatch]
-"""A set of cache entries to transplant: what its row says of it, and the patch."""
-_PAPER_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""A set of cache entries to patch: what its row says of it, and the patch."""
+PAPER_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
 @PROBES.register("suffix_concentration")
 class SuffixConcentration(Probe):
     """Which cache entries carry a field's effect: doses, single positions, layers, segments, top-k."""
 
-    name: ClassVar[str] = "suffix_concentration"
     needs_all_pairs: ClassVar[bool] = True
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        **{
-            f"suffix_{round(100 * f)}.recovery": PaperEntry(
-                "suffix_dose_response", f"last_{f}_of_downstream", "decision_recovery"
-            )
-            for f in _PAPER_FRACTIONS
-        },
-        **{
-            f"prefix_{round(100 * f)}.recovery": PaperEntry(
-                "prefix_dose_response", f"first_{f}_of_downstream", "decision_recovery"
-            )
-            for f in (0.1, 0.3, 0.5, 0.9)
-        },
-        **{
-            f"top_in_sample_{k}.recovery": PaperEntry(
-                "topk_positions", f"top_{k}_by_single_position_effect", "decision_recovery"
-            )
-            for k in (1, 8, 32, 128)
-        },
-        **{
-            f"single_layer_{third}.recovery": PaperEntry(
-                "layer_profile", f"{third}_third_single_layer_mean", "decision_recovery"
-            )
-            for third in ("early", "mid", "late")
-        },
-        "delimiter.share": PaperEntry("recovery_mass_by_token_type", "delimiter", "share_of_positive_recovery"),
-        "mass.field": PaperEntry("recovery_mass_by_region", "field", "share_of_positive_recovery"),
-    }
 
-    class Parameters(base.Parameters):
-        """Doses, sizes of position sets, random controls."""
-
-        fractions: tuple[float, ...] = Field(_PAPER_FRACTIONS, description="of the positions from the field on")
-        sizes: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32), description="numbers of top positions")
-        control_size: int = Field(8, ge=1, description="number of positions in each random set")
-        matched_draws: int = Field(100, ge=1, description="matched random sets for each pair")
-        random_draws: int = Field(20, ge=1, description="unmatched random sets for each pair")
-        folds: int = Field(5, ge=2, description="groups of skeletons; each is ranked by the others")
-        seed: int = Field(0, ge=0, description="of the random sets and of the folds")
-        batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
+    fractions: tuple[float, ...] = Field(PAPER_FRACTIONS, description="of the positions from the field on")
+    sizes: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32), description="numbers of top positions")
+    control_size: int = Field(8, ge=1, description="number of positions in each random set")
+    matched_draws: int = Field(100, ge=1, description="matched random sets for each pair")
+    random_draws: int = Field(20, ge=1, description="unmatched random sets for each pair")
+    folds: int = Field(5, ge=2, description="groups of skeletons; each is ranked by the others")
+    seed: int = Field(0, ge=0, description="of the random sets and of the folds")
+    batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
-        """Per pair one row for each transplanted set of entries."""
+        """Per pair one row for each patched set of entries."""
         rows: list[Measurement] = []
         singles: list[SinglePositions] = []
         for index, pair in enumerate(pairs):
@@ -111,7 +70,7 @@ class SuffixConcentration(Probe):
             singles.append(_singles(unedited, found))
             rows += [{"pair": index, **row} for row in found]
             progress(index + 1, 2 * len(pairs))
-        held_out = held_out_orders(pairs, singles, self.parameters.folds, self.parameters.seed)
+        held_out = held_out_orders(pairs, singles, self.folds, self.seed)
         for index, pair in enumerate(pairs):
             # Prefilled anew: the caches of all pairs of a large model would not fit in memory together.
             unedited = prefill_pair(subject, pair)
@@ -124,9 +83,7 @@ class SuffixConcentration(Probe):
     def _read(self, subject: Subject, pair: Pair, unedited: PrefilledPair, sets: Sequence[_Set]) -> list[Measurement]:
         """The decision under each patch; `sets` gives with each what its row says of it."""
         patches = [patch for _, patch in sets]
-        margins = patched_margins(
-            subject, pair, pair.base, unedited.stale, patches, batch_size=self.parameters.batch_size
-        )
+        margins = patched_margins(subject, pair, pair.base, unedited.stale, patches, batch_size=self.batch_size)
         return [
             {
                 **unedited.common(),
@@ -145,7 +102,7 @@ class SuffixConcentration(Probe):
             ({"intervention": "no_op"}, KVPatch(tuple(span), unedited.stale, no_op=True)),
             ({"intervention": "same_value"}, KVPatch(tuple(span), unedited.again, no_op=True)),
         ]
-        for fraction in self.parameters.fractions:
+        for fraction in self.fractions:
             last = suffix(pair, fraction)
             for name, part in (("suffix", last), ("prefix", tuple(span[: len(last)]))):
                 described = {"intervention": f"{name}_{round(100 * fraction)}", "fraction": fraction}
@@ -160,7 +117,7 @@ class SuffixConcentration(Probe):
         self, subject: Subject, pair: Pair, unedited: PrefilledPair, orders: Mapping[str, list[int]], index: int
     ) -> list[_Set]:
         """The top positions of each order, and random sets of one size."""
-        own, pool = self.parameters, sorted(orders["held_out"])
+        own, pool = self, sorted(orders["held_out"])
         sets: list[_Set] = [
             ({"intervention": f"top_{how}_{size}", "size": size}, _patch(order[:size], unedited))
             for size in own.sizes
@@ -179,22 +136,6 @@ class SuffixConcentration(Probe):
                 for draw, part in enumerate(parts)
             ]
         return sets
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Recovery of every set, shares by segment and kind of token, smallest sufficient suffix, floors."""
-        return concentration_effects(rows, statistics, self.parameters.control_size)
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Dose curves, top-k curves, layers and segments; one column for each model."""
-        from kvprobe.probes.mechanism.suffix_concentration.figure import draw_suffix_concentration
-
-        return draw_suffix_concentration(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Suffix dose curves of all models."""
-        from kvprobe.probes.mechanism.suffix_concentration.figure import suffix_concentration_panel
-
-        suffix_concentration_panel(axes, panels)
 
 
 def _single_positions(subject: Subject, pair: Pair, unedited: PrefilledPair) -> list[_Set]:

@@ -1,4 +1,4 @@
-"""Laws of the suffix concentration probe, its summary on made rows, and plain Hugging Face in float64."""
+"""Laws of the suffix concentration probe, shares on rows made by hand, and plain Hugging Face in float64."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+from worded_models import aligned, plain_logits, plain_patched_logits, worded
 
-from kvprobe.probes.mechanism.suffix_concentration.effects import position_shares
 from kvprobe.probes.mechanism.suffix_concentration.probe import SuffixConcentration
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.suffix_concentration.reading import position_shares
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 SMALL = {"fractions": (0.1, 0.5, 1.0), "sizes": (1, 4), "control_size": 4, "matched_draws": 3, "random_draws": 2}
 SMALL |= {"folds": 2}
 
 
 def pairs_of(size: int) -> list[Pair]:
-    task = GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1))
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+    return aligned(GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1)))
 
 
 @cache
 def measured(family: str, size: int = 3, seed: int = 0) -> pd.DataFrame:
     pairs = pairs_of(size)
-    probe = SuffixConcentration(SuffixConcentration.Parameters(**SMALL, seed=seed))
+    probe = SuffixConcentration(**SMALL, seed=seed)
     rows = pd.DataFrame(probe.measure(worded(family), pairs, lambda done, total: None))
     return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
 
@@ -129,7 +128,7 @@ def made_rows(recoveries: list[float], segments: list[str], delimiters: list[boo
 
 
 def shares_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in position_shares(rows, StatisticsConfig())}
+    return {effect.name: effect for effect in position_shares(Sample.of_model(rows, StatisticsConfig()))}
 
 
 @given(recoveries=st.lists(st.floats(-0.3, 0.9), min_size=4, max_size=4).filter(lambda r: max(r) > 0.01))
@@ -150,14 +149,3 @@ def test_a_pair_without_any_recovery_is_excluded_and_told() -> None:
     rows.loc[rows["pair"] == 0, "margin"] = -1.0
     assert shares_of(rows)["mass.field"].excluded == 1
     assert shares_of(rows)["mass.field"].n == 8
-
-
-def test_summary_has_what_the_claims_and_the_paper_need() -> None:
-    rows = measured("qwen3")
-    effects = {
-        effect.name
-        for effect in SuffixConcentration(SuffixConcentration.Parameters(**SMALL)).summarise(rows, StatisticsConfig())
-    }
-    assert {"suffix_50.recovery", "top_held_out_4.flip_rate", "top_4_over_matched.recovery"} <= effects
-    assert {"single_layer_early.recovery", "sum_of_singles.recovery", "sufficient_suffix.fraction"} <= effects
-    assert {"no_op.error", "suffix_100.error", "noise.margin", "single_in_policy.recovery"} <= effects
