@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, worded
+from worded_models import TOKENIZER, aligned, worded
 
 from kvprobe.edit.auto import CANDIDATES, Auto, Case, candidate, token_shares
 from kvprobe.edit.base import EDIT_METHODS, CachedPrompt
 from kvprobe.edit.meter import Meter
 from kvprobe.edit.signals import FREE, free_signals
-from kvprobe.errors import ConfigError, SampleError
-from kvprobe.probes.editing.auto.probe import AutoProbe, auto_name, second_edit
+from kvprobe.errors import SampleError
+from kvprobe.probes.editing.auto.probe import second_edit
 from kvprobe.probes.kit.edit_cases import edit_case, field_edit
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.two_fields import TwoFields
-
-
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in TwoFields(size=size, **parameters).prompt_pairs()]
 
 
 def signals(**known: float) -> dict[str, float]:
@@ -78,7 +70,7 @@ def test_auto_needs_something_to_learn_from() -> None:
 def test_auto_runs_no_more_tokens_than_an_erratum_and_makes_the_chosen_edit(family: str) -> None:
     subject = worded(family)
     auto = Auto.fit(cases(), error_cost=10)
-    for pair in pairs_of(3, joint=("none",)):
+    for pair in aligned(TwoFields(size=3, joint=("none",))):
         case = edit_case(subject, pair)
         edit = case.edit
         shares = token_shares(case.stale, edit)
@@ -98,8 +90,7 @@ def test_auto_runs_no_more_tokens_than_an_erratum_and_makes_the_chosen_edit(fami
 def test_signals_count_mentions() -> None:
     subject = worded("qwen3")
     for task in (GatedDecision(size=6, other_fields=(0, 0)), TwoFields(size=6, joint=("none",), other_fields=(0, 0))):
-        for prompt_pair in task.prompt_pairs():
-            pair = align(prompt_pair, TOKENIZER)
+        for pair in aligned(task):
             prompt = CachedPrompt.prefilled(subject, pair.base.token_ids, pair.base.spans)
             found = free_signals(prompt, field_edit(pair, TOKENIZER))
             assert set(found) == set(FREE)
@@ -109,33 +100,3 @@ def test_signals_count_mentions() -> None:
             if "second_new" in pair.scenario.attributes:
                 idle = free_signals(prompt, second_edit(pair, TOKENIZER))
                 assert (idle["old_value_mentions"], idle["new_value_mentions"]) == (0, 0)
-
-
-def test_the_probe_compares_policies_on_the_same_edits() -> None:
-    subject, pairs = worded("qwen3"), pairs_of(9, joint=("own", "and", "none"))
-    probe = AutoProbe(AutoProbe.Parameters(folds=3, error_costs=(10.0, 0.1)))
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
-    policies = rows.groupby("policy").size()
-    assert set(policies) == {18}
-    assert {auto_name(10.0), auto_name(0.1), "cheapest_right", "always_erratum"} <= set(policies.index)
-    for _, edit in rows.groupby(["pair", "edit"]):
-        by_policy = edit.set_index("policy")
-        right = by_policy[by_policy.index.str.startswith("always_") & ~by_policy["error"]]
-        if len(right):
-            assert not by_policy.loc["cheapest_right", "error"]
-            assert by_policy.loc["cheapest_right", "token_share"] == right["token_share"].min()
-        assert by_policy.loc[auto_name(10.0), "token_share"] <= by_policy.loc["always_erratum", "token_share"]
-    effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
-    assert effects["auto_less_erratum.most_tokens"].estimate <= 0
-    assert effects["auto.loss"].estimate == pytest.approx(
-        10 * effects["auto.error_rate"].estimate + effects["auto.token_share"].estimate
-    )
-    assert effects["cheapest_right.error_rate"].estimate <= effects["always_erratum.error_rate"].estimate
-    assert {"baseline.first_option.correct_rate", "baseline.refuse.correct_rate"} <= set(effects)
-
-
-def test_the_probe_needs_a_second_field() -> None:
-    pair = align(next(iter(GatedDecision(size=1).prompt_pairs())), TOKENIZER)
-    with pytest.raises(ConfigError, match="two_fields"):
-        second_edit(pair, TOKENIZER)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -28,19 +28,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """An edit method with its parameters, under the name its effects carry."""
+    """An edit method with its parameters.
 
-    name: str
+    Args:
+        condition: of the arm's effects, a number in it as a parameter: `selective_{size}`.
+        method: carried out.
+        parameters: values of the condition's parameters.
+    """
+
+    condition: str
     method: EditMethod
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The condition with its numbers, as rows have it: `selective_8`."""
+        return self.condition.format(**self.parameters)
 
 
-def make_arm(name: str, method: str, **parameters: Any) -> Arm:
-    """The arm `name` of a registered edit method.
+def make_arm(condition: str, method: str, named: Mapping[str, int] | None = None, **parameters: Any) -> Arm:
+    """The arm of a registered edit method; `named` are the values of the condition's parameters.
 
     Raises:
         UnknownNameError: there is no such method; with the nearest names.
     """
-    return Arm(name, make_method(method, **parameters))
+    return Arm(condition, make_method(method, **parameters), named or {})
 
 
 def run_arm(subject: Subject, case: EditCase, arm: Arm) -> Measurement:

@@ -22,32 +22,21 @@ does, the prediction that more than an in-place edit is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-import pandas as pd
 from pydantic import Field
 
 from kvprobe.edit.auto import CANDIDATES, Auto, Case, candidate, token_shares
 from kvprobe.edit.base import FieldEdit, make_method
 from kvprobe.edit.signals import free_signals
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.cross_fitting import folds
-from kvprobe.probes.kit.edit_cases import EditCase, baseline_columns, baseline_effects, edit_case, worded_edit
-from kvprobe.probes.kit.measures import pair_noise
-from kvprobe.probes.legacy import Probe
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
-from kvprobe.stats.labels import Label
+from kvprobe.probes.kit.edit_cases import EditCase, baseline_columns, edit_case, worded_edit
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 IN_PLACE = ("stale", "field_only")
@@ -61,27 +50,14 @@ _BY_HAND = "if_mentioned"
 class AutoProbe(Probe):
     """What AUTO chooses, how often it errs and what it costs, against always doing the same."""
 
-    name: ClassVar[str] = "auto"
     # What is chosen on some skeletons is judged on others.
     needs_all_pairs: ClassVar[bool] = True
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        f"auto.needs.{metric}": PaperEntry("auto_diagnostic", "margin_0.2", metric)
-        for metric in ("precision", "recall", "accuracy")
-    }
 
-    may_lack: ClassVar[Mapping[str, str]] = {
-        "auto.needs.precision": "AUTO never chose more than an in-place edit.",
-        "auto.needs.recall": "No edit needed more than an in-place one.",
-    }
-
-    class Parameters(base.Parameters):
-        """What an error costs, and how the edits are split."""
-
-        error_costs: tuple[float, ...] = Field(
-            (10.0, 0.3, 1.0, 3.0, 30.0, 100.0), min_length=1, description="cost of an error, in full prefills"
-        )
-        folds: int = Field(5, ge=2)
-        seed: int = Field(0, ge=0)
+    error_costs: tuple[float, ...] = Field(
+        (10.0, 0.3, 1.0, 3.0, 30.0, 100.0), min_length=1, description="cost of an error, in full prefills"
+    )
+    folds: int = Field(5, ge=2, description="groups of skeletons; AUTO is fitted on the edits of the others")
+    seed: int = Field(0, ge=0, description="of the folds")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair and edit one row for each policy.
@@ -100,41 +76,16 @@ class AutoProbe(Probe):
         baselines = baseline_columns(pairs, subject.tokenizer)
         skeletons = [pairs[edit["pair"]].scenario.skeleton for edit in edits]
         rows: list[Measurement] = []
-        for selection, evaluation in folds(skeletons, self.parameters.folds, self.parameters.seed):
+        for selection, evaluation in folds(skeletons, self.folds, self.seed):
             # A model that decides nothing rightly is stopped by the gate, not here.
             chosen = [i for i in selection if _decided(cases, edits[i])] or selection
             known = [Case(edits[i]["signals"], edits[i]["agrees"]) for i in chosen]
             models = Auto.fit(known).models
-            fitted = {cost: Auto(models, cost) for cost in self.parameters.error_costs}
+            fitted = {cost: Auto(models, cost) for cost in self.error_costs}
             for outcome in (edits[i] for i in evaluation):
                 shared = {**cases[outcome["pair"]].common(), **baselines[outcome["pair"]]}
                 rows += [{**shared, **row} for row in _policy_rows(outcome, fitted)]
         return sorted(rows, key=lambda row: (row["pair"], row["edit"]))
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Error rate, cost and loss of every policy; AUTO against always an erratum; its prediction; baselines."""
-        costs = self.parameters.error_costs
-        effects: list[Effect] = []
-        for policy, part in rows.groupby("policy", sort=False):
-            effects += _policy_effects(str(policy), part, costs[0], statistics)
-        effects += _needed_effects(rows[rows["policy"] == auto_name(costs[0])], statistics)
-        effects += _against_erratum(rows, costs[0], statistics)
-        effects += _prediction_effects(rows[rows["policy"] == auto_name(costs[0])], statistics)
-        effects += baseline_effects(rows[rows["edit"] == "asked"], statistics)
-        effects.append(pair_noise(rows, statistics))
-        return [*effects, *_first_auto(effects, auto_name(costs[0]))]
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Error rate against cost of every policy; one column for each model."""
-        from kvprobe.probes.editing.auto.figure import draw_auto
-
-        return draw_auto(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Error rate against cost of AUTO and of always doing the same, all models."""
-        from kvprobe.probes.editing.auto.figure import auto_panel
-
-        auto_panel(axes, panels)
 
 
 def auto_name(cost: float) -> str:
@@ -205,58 +156,3 @@ def _policy_rows(edit: Measurement, fitted: Mapping[float, Auto]) -> Iterator[Me
             "predicted": chosen not in IN_PLACE,
             "needed": not agrees["field_only"],
         }
-
-
-def _policy_effects(policy: str, rows: pd.DataFrame, cost: float, statistics: StatisticsConfig) -> Iterator[Effect]:
-    clusters, error = rows[statistics.cluster], rows["error"].astype(float)
-    yield proportion(f"{policy}.error_rate", error, clusters=clusters, statistics=statistics)
-    for kind, part in rows.groupby("edit"):
-        wrong, of_kind = part["error"].astype(float), part[statistics.cluster]
-        yield proportion(f"{policy}.{kind}.error_rate", wrong, clusters=of_kind, statistics=statistics)
-    yield mean(f"{policy}.token_share", rows["token_share"], clusters=clusters, statistics=statistics)
-    loss = cost * error + rows["token_share"]
-    yield mean(f"{policy}.loss", loss, clusters=clusters, statistics=statistics, unit="full prefills")
-
-
-def _against_erratum(rows: pd.DataFrame, cost: float, statistics: StatisticsConfig) -> Iterator[Effect]:
-    keys = ["pair", "edit"]
-    auto = rows[rows["policy"] == auto_name(cost)].set_index(keys)
-    always = rows[rows["policy"] == "always_erratum"].set_index(keys).loc[auto.index]
-    clusters, tokens = auto[statistics.cluster], auto["token_share"] - always["token_share"]
-    yield mean("auto_less_erratum.token_share", tokens, clusters=clusters, statistics=statistics)
-    yield maximum("auto_less_erratum.most_tokens", tokens, clusters=clusters, unit="fraction")
-    wrong = auto["error"].astype(float) - always["error"].astype(float)
-    yield mean("auto_less_erratum.error_rate", wrong, clusters=clusters, statistics=statistics)
-    yield mean(
-        "auto_less_erratum.loss", cost * wrong + tokens, clusters=clusters, statistics=statistics, unit="full prefills"
-    )
-
-
-def _prediction_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    right = (rows["predicted"] == rows["needed"]).astype(float)
-    parts = {
-        "accuracy": (right, rows),
-        "precision": (rows["needed"], rows[rows["predicted"]]),
-        "recall": (rows["predicted"], rows[rows["needed"]]),
-    }
-    for name, (values, part) in parts.items():
-        if len(part):
-            hits, clusters = values.loc[part.index].astype(float), part[statistics.cluster]
-            yield proportion(f"auto.needs.{name}", hits, clusters=clusters, statistics=statistics)
-    needed = rows["needed"].astype(float)
-    yield proportion("needed.rate", needed, clusters=rows[statistics.cluster], statistics=statistics)
-
-
-def _needed_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    """How often an edit changes the full reprefill's decision at all, by its kind and by what the rules say of it."""
-    changes = ((rows["truth"] > 0) != (rows["m_base"] > 0)).astype(float)
-    for (kind, joint), part in rows.groupby(["edit", "joint"]):
-        clusters = part[statistics.cluster]
-        yield proportion(f"changes.{kind}.{joint}", changes.loc[part.index], clusters=clusters, statistics=statistics)
-
-
-def _first_auto(effects: Sequence[Effect], name: str) -> list[Effect]:
-    """The effects of AUTO at the first error cost, under the plain name that claims use."""
-    return [
-        replace(e, label=Label.of(e.name.replace(name, "auto", 1))) for e in effects if e.name.startswith(f"{name}.")
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ import numpy as np
 from kvprobe.figures.legacy.figures import COLORS, styled
 from kvprobe.figures.legacy.models import model_color
 from kvprobe.figures.panel import Panel
-from kvprobe.probes.editing.frontier.figure import kind_of
 from kvprobe.probes.system.keystone.effects import RECOMPUTED
 from kvprobe.stats import Effect
 
@@ -132,6 +132,11 @@ def _name_sizes(axes: Axes, panels: Sequence[Panel], header: str) -> None:
         best = max(points, key=lambda effects: effects[f"{name}.correct_rate"].estimate)
         place = best[f"{name}.token_share"].estimate, best[f"{name}.correct_rate"].estimate
         axes.annotate(size, place, (6, 4), textcoords="offset points", fontsize=7, color=COLORS["ink"], zorder=5)
+
+
+def kind_of(name: str) -> str:
+    """The method of an arm, its size taken off: `selective` of `selective_8`."""
+    return re.sub(r"_\d+$", "", name)
 
 
 def _headers(panels: Sequence[Panel]) -> list[str]:

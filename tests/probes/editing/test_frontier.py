@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, plain_patched_logits, worded
+from worded_models import aligned, effects_of, margin_of, measured, plain_logits, plain_patched_logits, worded
 
-from kvprobe.edit.base import EDIT_METHODS
+from kvprobe.edit.base import make_method
 from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError
-from kvprobe.figures.panel import Panel
-from kvprobe.models.subject import Subject
-from kvprobe.probes.editing.frontier.figure import draw_frontier, kind_of
-from kvprobe.probes.editing.frontier.probe import REFERENCE, Frontier, pareto_front
+from kvprobe.figures.cost_gain import pareto_front
+from kvprobe.probes.editing.frontier.probe import REFERENCE, Frontier
 from kvprobe.probes.kit.edit_arms import (
     as_patch,
     bytes_written,
@@ -31,21 +28,10 @@ from kvprobe.probes.kit.edit_arms import (
     selection_order,
 )
 from kvprobe.probes.kit.edit_cases import edit_case
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
 
-PROBE = Frontier(Frontier.Parameters(sizes=(3,), share=0.2, criterion="suffix"))
-
-
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair], probe: Frontier = PROBE) -> pd.DataFrame:
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+PROBE = Frontier(sizes=(3,), share=0.2, criterion="suffix")
+PAIR, OTHER = aligned(GatedDecision(size=2))
 
 
 def edits(rows: pd.DataFrame, pair: int = 0) -> pd.DataFrame:
@@ -53,8 +39,8 @@ def edits(rows: pd.DataFrame, pair: int = 0) -> pd.DataFrame:
 
 
 def test_margins_against_plain_hugging_face() -> None:
-    subject, (pair,) = worded("qwen3"), pairs_of(1)
-    found = edits(measured(subject, [pair]))["margin"]
+    subject, pair = worded("qwen3"), PAIR
+    found = edits(measured(PROBE, subject, [pair]))["margin"]
     line = edit_case(subject, pair).edit.erratum_ids
     old, new, task = pair.base.token_ids, pair.donor.token_ids, pair.base.spans["task"].start
     field, tail = list(pair.field.positions), list(old[task:])
@@ -70,16 +56,15 @@ def test_margins_against_plain_hugging_face() -> None:
         ),
     }
     for arm, logits in prompts.items():
-        ought = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-        assert found[arm] == pytest.approx(ought, abs=1e-9), arm
+        assert found[arm] == pytest.approx(margin_of(pair, logits), abs=1e-9), arm
     assert found["field_only"] != found["stale"]
     assert found["field_and_erratum"] != found["erratum"]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_costs_are_those_of_the_tokens_that_run(family: str) -> None:
-    subject, (pair,) = worded(family, torch.float32), pairs_of(1)
-    found = edits(measured(subject, [pair]))
+    subject, pair = worded(family, torch.float32), PAIR
+    found = edits(measured(PROBE, subject, [pair]))
     ids, spans, field = pair.base.token_ids, pair.base.spans, pair.field
     before_decision, after = len(ids) - 1, len(ids) - 1 - field.end
     erratum = len(edit_case(subject, pair).edit.erratum_ids) + before_decision - spans["task"].start
@@ -106,10 +91,10 @@ def test_costs_are_those_of_the_tokens_that_run(family: str) -> None:
 
 
 def test_rotated_keys_are_written_too() -> None:
-    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    subject, pair = worded("qwen3"), PAIR
     case = edit_case(subject, pair)
     longer = replace(case.edit, new_ids=(*case.edit.new_ids, case.edit.new_ids[-1]))
-    edited = EDIT_METHODS.get("field_only")().apply(subject, case.stale, longer)
+    edited = make_method("field_only").apply(subject, case.stale, longer)
     after = len(case.stale.cache) - pair.field.end
     entry = case.stale.cache.nbytes / len(case.stale.cache)
     assert bytes_written(case.stale, edited) == entry * (len(longer.new_ids) + after / 2)
@@ -119,7 +104,7 @@ def test_rotated_keys_are_written_too() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
 def test_an_edit_to_the_same_value_does_not_move_the_decision(family: str) -> None:
-    rows = measured(worded(family, torch.float32), pairs_of(2))
+    rows = measured(PROBE, worded(family, torch.float32), [PAIR, OTHER])
     same = rows[rows["edit"] == "same"]
     assert set(same["arm"]) == {"field_only", "selective_3", "cacheblend_20", "full_downstream", REFERENCE}
     assert (same["margin"] - same["m_base"]).abs().max() < 1e-4
@@ -131,7 +116,7 @@ def test_an_edit_to_the_same_value_does_not_move_the_decision(family: str) -> No
 
 @given(size=st.integers(0, 12), criterion=st.sampled_from(["suffix", "random", "first_layer_deviation"]))
 def test_patches_of_the_stale_cache_decide_as_the_methods_do(size: int, criterion: str) -> None:
-    subject, (pair,) = worded("qwen3"), pairs_of(1, seed=3)
+    subject, (pair,) = worded("qwen3"), aligned(GatedDecision(size=1, seed=3))
     case = edit_case(subject, pair)
     order = selection_order(subject, case, criterion)
     oracle = oracle_cache(subject, case)
@@ -143,28 +128,16 @@ def test_patches_of_the_stale_cache_decide_as_the_methods_do(size: int, criterio
 
 
 def test_the_same_value_is_the_value_that_stands_there() -> None:
-    subject, (pair,) = worded("llama"), pairs_of(1)
-    same = same_value(edit_case(subject, pair))
-    assert same.edit.new_ids == pair.base.token_ids[pair.field.start : pair.field.end]
+    same = same_value(edit_case(worded("llama"), PAIR))
+    assert same.edit.new_ids == PAIR.base.token_ids[PAIR.field.start : PAIR.field.end]
 
 
-@given(
-    st.dictionaries(
-        st.text("abcdefgh", min_size=1, max_size=2),
-        st.tuples(st.integers(0, 5), st.integers(0, 5)),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_on_the_front_is_what_nothing_else_beats(points: dict[str, tuple[int, int]]) -> None:
-    front = pareto_front({n: float(c) for n, (c, _) in points.items()}, {n: float(g) for n, (_, g) in points.items()})
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
+def test_on_the_front_is_what_nothing_else_beats(points: list[tuple[int, int]]) -> None:
+    def beaten(point: tuple[int, int]) -> bool:
+        return any(c <= point[0] and g >= point[1] and (c, g) != point for c, g in points)
 
-    def beaten(name: str) -> bool:
-        cost, gain = points[name]
-        return any(c <= cost and g >= gain and (c, g) != (cost, gain) for c, g in points.values())
-
-    assert {points[name] for name in front} == {points[name] for name in points if not beaten(name)}
-    assert [points[name][0] for name in front] == sorted(points[name][0] for name in front)
+    assert pareto_front(points) == sorted({point for point in points if not beaten(point)})
 
 
 def made_rows(shares: dict[str, float], pairs: int = 20) -> pd.DataFrame:
@@ -182,13 +155,9 @@ def made_rows(shares: dict[str, float], pairs: int = 20) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(baseline_first_option=1.0, baseline_majority=0.0)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
-
-
 @given(erratum=st.integers(0, 10), both=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(erratum: int, both: int) -> None:
-    effects = effects_of(made_rows({"erratum": erratum / 10, "field_and_erratum": both / 10}))
+    effects = effects_of(PROBE, made_rows({"erratum": erratum / 10, "field_and_erratum": both / 10}))
     for name in ("correct_rate", "recovery", "agreement"):
         assert effects[f"erratum.{name}"].estimate == pytest.approx(erratum / 10)
     assert effects["erratum.recovery"].extra["median"] == (1.0 if erratum > 5 else 0.5 if erratum == 5 else 0.0)
@@ -202,25 +171,9 @@ def test_summary_finds_what_was_put_in(erratum: int, both: int) -> None:
     assert effects["baseline.first_option.correct_rate"].estimate == 1.0
 
 
-def test_the_figure_shows_every_arm_and_a_model_without_effects() -> None:
-    paper = {"erratum.correct_rate": 1.0, "erratum.token_share": 0.12}
-    effects = effects_of(made_rows({"erratum": 1.0}))
-    figure = draw_frontier([Panel("a", effects, paper=paper, paper_model="Qwen3-8B"), Panel("b", note="gated")])
-    legend = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert len(legend) == len({kind_of(arm.name) for arm in PROBE.arms()}) + 3
-    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(Frontier.paper, "Qwen3-8B")
-    assert set(known) == set(Frontier.paper)
-    assert known["hoist_to_end.token_share"] == pytest.approx(0.0518)
-
-
 def test_unknown_methods_and_pairs_that_do_not_say_their_field_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="erratum"):
         make_arm("typo", "eratum")
-    (pair,) = pairs_of(1)
-    unsaid = replace(pair, scenario=replace(pair.scenario, attributes={}))
-    with pytest.raises(ConfigError, match="use task gated_decision"):
-        measured(worded("qwen3"), [unsaid])
+    unsaid = replace(PAIR, scenario=replace(PAIR.scenario, attributes={}))
+    with pytest.raises(ConfigError, match="say their entity: use task gated_decision"):
+        measured(PROBE, worded("qwen3"), [unsaid])
