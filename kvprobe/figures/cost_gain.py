@@ -73,7 +73,7 @@ class CostGain:
                 if condition == self.numbered:
                     (number,) = cost.parameters.values()
                     place = (cost.estimate, gain.estimate)
-                    shown = {"textcoords": "offset points", "fontsize": 7, "color": color, "zorder": 5}
+                    shown: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "color": color, "zorder": 5}
                     axes.annotate(str(number), place, (5, 3), **shown)
         self.limit(axes)
         axes.set_xlabel(self.xlabel)
