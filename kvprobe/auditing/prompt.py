@@ -94,9 +94,7 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
     tokenizer, marked = subject.tokenizer, content.fields(where)
     for field in marked:
         if _RESERVED.fullmatch(field.name):
-            raise ConfigError(
-                f"{where}: prompt: {field.name!r} is a name kvprobe uses itself; call the field otherwise."
-            )
+            raise ConfigError(f"{where}: prompt: the name {field.name!r} is reserved by kvprobe; rename the field.")
     template = _chat_arguments(subject) if chat and getattr(tokenizer, "chat_template", None) else None
     context, placed = _laid_out(content, marked, where)
     wrapped = context if template is None else chat_wrapped(context, tokenizer, **template)
@@ -131,8 +129,8 @@ def _laid_out(content: PromptFile, marked: list[MarkedField], where: str) -> tup
     names = [segment.name for segment in context.segments]
     if names[-1] in (marked[-1].name, f"after {marked[-1].name}"):
         raise ConfigError(
-            f"{where}: prompt: the mark of {marked[-1].name!r} stands at the very end, where nothing is left to take "
-            "notes or to decide; put the question after it, or give a cue."
+            f"{where}: prompt: the mark of {marked[-1].name!r} is at the very end of the prompt, so nothing "
+            "after it could depend on it; put the question after it, or give a cue."
         )
     return context, placed
 
@@ -249,17 +247,17 @@ def _warnings(
             balanced = len(_lines_with(field.new, plain)) >= len(lines)
             where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
             yield (
-                f"The old value {field.old!r} of {field.name!r} also stands in {where}; only the marked place is "
+                f"The old value {field.old!r} of {field.name!r} also appears in {where}; only the marked occurrence is "
                 + (
                     "changed."
                     if balanced
-                    else "changed, so if another line states the field too, the prompts contradict themselves."
+                    else "changed, so the prompts contradict themselves if another line states the field too."
                 )
             )
     for braces in dict.fromkeys(content.left_over):
-        yield f"{braces!r} is no mark of the form {{{{old|new}}}} and stays in the text as it is."
+        yield f"{braces!r} is not a mark of the form {{{{old|new}}}} and is kept as text."
     if content.cue != content.cue.rstrip():
-        yield "The cue ends in a blank, which most tokenizers would put into the answer; end it with its last mark."
+        yield "The cue ends in a space, which most tokenizers attach to the answer; remove it."
     tokenizer = subject.tokenizer
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is not None and unknown in base.token_ids:
@@ -278,7 +276,7 @@ def _unknown_words(base: TokenizedContext, subject: Subject) -> str:
     return (
         f"{subject.name} does not know {len(words)} word{'s' * (len(words) != 1)} of the prompt ({shown}) and reads "
         f"{'them' if len(words) != 1 else 'it'} as unknown; an "
-        "organism knows the words of kvprobe's task library only, so use a pocket model for other texts."
+        "organism knows only the words of kvprobe's task library, so use a pocket model for other texts."
     )
 
 

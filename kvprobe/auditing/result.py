@@ -231,11 +231,11 @@ class AuditResult(_Plain, Viewable):
 
     @property
     def caveat(self) -> str:
-        """What one prompt cannot tell."""
+        """What a single prompt cannot show."""
         floors = max(field.noise_floor for field in self.fields)
         return (
-            "One prompt: n = 1. There is no interval over prompts, so nothing here says how other prompts behave; the "
-            f"noise floor of a margin is {floors:.2g} logits."
+            "One prompt (n = 1): there is no interval, and other prompts may behave differently. "
+            f"Noise floor of a margin: {floors:.2g} logits."
         )
 
     def field(self, name: str) -> FieldAudit:

@@ -1,4 +1,4 @@
-"""From measurements to conclusions: what may be said of a field, and in which words."""
+"""From measurements to conclusions: what an audit may say about a field, and how it says it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kvprobe.auditing.result import (
 from kvprobe.runs.config import GateConfig
 
 TOLERANCE = 0.25
-"""How far a recovery may lie from 1, and that of a restated value from 0: half the way to where, with margins of equal
-size, the decision would turn."""
+"""Largest deviation of a recovery from 1, or from 0 for a restated value. With margins of equal size the decision would
+change at twice this deviation."""
 _NO_EDIT = ("stale", "full_reprefill")
 
 
 def dependence(found: FieldAudit, answer_mass: float) -> Dependence:
-    """Whether the decision depends on the field; a margin within the noise floor decides nothing."""
+    """Whether the decision depends on the field; a margin within the noise floor is no decision."""
     floor = noise(found)
     if _speechless(found, answer_mass):
         return Dependence.ELSEWHERE
@@ -40,7 +40,7 @@ def dependence(found: FieldAudit, answer_mass: float) -> Dependence:
 
 
 def _speechless(found: FieldAudit, answer_mass: float) -> list[Reading]:
-    """The readings in which the model would not say an answer at all."""
+    """The readings in which the model would say something other than an answer."""
     return [read for read in (found.stale, found.oracle) if read.mass < answer_mass and not read.says_answer]
 
 
@@ -50,7 +50,7 @@ def fixed(value: float) -> str:
 
 
 def noise(found: FieldAudit) -> float:
-    """What a margin must exceed to be a decision, in logits: the measured noise, or the gate's where that is larger."""
+    """The margin, in logits, below which nothing is decided: the larger of the measured noise and the gate's floor."""
     return max(found.noise_floor, GateConfig().noise_floor)
 
 
@@ -59,18 +59,18 @@ def judged_safety(forward: Trial, backward: Trial, restated: Sequence[Trial]) ->
     ways = {"old to new": forward, "new to old": backward}
     for way, trial in ways.items():
         if not trial.right:
-            return Safety.UNSAFE, f"{way} it decides {trial.decision} instead of {trial.oracle}"
+            return Safety.UNSAFE, f"from {way}, it decides {trial.decision} instead of {trial.oracle}"
     for trial in restated:
         if not trial.right:
-            return Safety.UNSAFE, f"a restated value turns the decision from {trial.oracle} to {trial.decision}"
+            return Safety.UNSAFE, f"restating the value changes the decision from {trial.oracle} to {trial.decision}"
     off = {way: trial.recovery for way, trial in ways.items() if abs(trial.recovery - 1) > TOLERANCE}
     if off:
         told = " and ".join(f"{recovery:.2f} ({way})" for way, recovery in off.items())
-        return Safety.FRAGILE, f"it decides rightly here, with a recovery of {told} instead of 1"
+        return Safety.FRAGILE, f"the decisions are right, but the recovery is {told} instead of 1"
     moved = max((trial.recovery for trial in restated), key=abs)
     if abs(moved) > TOLERANCE:
-        return Safety.FRAGILE, f"it decides rightly here, but a restated value moves the margin by {moved:.2f}"
-    return Safety.SAFE, "right both ways, and a restated value leaves the decision alone"
+        return Safety.FRAGILE, f"the decisions are right, but restating the value moves the margin by {moved:.2f}"
+    return Safety.SAFE, "right in both directions, and restating the value changes nothing"
 
 
 def erratum_reading(field: AuditField, methods: Sequence[MethodReading]) -> ErratumReading | None:
@@ -116,51 +116,53 @@ def _depends(found: FieldAudit) -> str:
 
 def _no_verdict(found: FieldAudit, answer_mass: float) -> str:
     stale, oracle = found.stale, found.oracle
-    nothing = "Nothing further is concluded."
+    nothing = "No further conclusions are drawn."
     match found.dependence:
         case Dependence.ELSEWHERE:
             worst = min(_speechless(found, answer_mass), key=lambda read: read.mass)
             return (
-                f"The answers hold {worst.mass:.1%} of the probability, below {answer_mass:.0%}: the model would say "
-                f"{worst.says!r}. {nothing} Make the cue call for one of the answers (an example question with its "
-                "answer above it helps), try the chat template, or a larger model."
+                f"The answers together have {worst.mass:.1%} of the probability, below the required "
+                f"{answer_mass:.0%}; the most likely next token is {worst.says!r}. {nothing} Rewrite the cue so that "
+                "it asks for one of the answers (a worked example above it helps), use the chat template, or try a "
+                "larger model."
             )
         case Dependence.NOT_ASKED:
             return (
-                f"The decision is {stale.decision} whatever {found.name} is, as the file says it should be; there is "
-                "no effect to look for and no edit to judge."
+                f"The decision is {stale.decision} for both values of {found.name}, as the file expects; there is no "
+                "effect to locate and no edit to assess."
             )
         case Dependence.WRONG:
             expected = found.expected or ("", "")
             return (
-                f"The model decides wrongly: {brief(found.old)} leads to {stale.decision} and {brief(found.new)} to "
-                f"{oracle.decision}, where the file says {expected[0]} and {expected[1]}. {nothing} Reword the rule, "
-                "try a larger model, or give the answers as a list if the model's own decision is what counts."
+                f"The model decides incorrectly: {brief(found.old)} leads to {stale.decision} and {brief(found.new)} "
+                f"to {oracle.decision}, but the file expects {expected[0]} and {expected[1]}. {nothing} Reword the "
+                "rule, try a larger model, or give the answers as a list to study the model's own decision."
             )
         case Dependence.SAME:
             return (
-                f"The decision does not depend on {found.name}: it is {stale.decision} and {oracle.decision}, though "
-                f"the margin moves by {oracle.margin - stale.margin:+.2f} logits. {nothing} State the rule for both "
-                "values more plainly, or try a larger model."
+                f"The decision does not depend on {found.name}: it is {stale.decision} for the old value and "
+                f"{oracle.decision} for the new one, although the margin moves by "
+                f"{oracle.margin - stale.margin:+.2f} logits. {nothing} State the rule more explicitly for both "
+                "values, or try a larger model."
             )
         case _:
             moved = oracle.margin - stale.margin
             return (
-                f"The decision does not depend on {found.name}: the margin moves by {moved:+.2g} logits, within the "
-                f"noise floor of {noise(found):.2g}. {nothing} Check that the rule asks for this field, or try a "
-                "larger model."
+                f"The decision does not depend on {found.name}: the margin moves by {moved:+.2g} logits, which is "
+                f"within the noise floor of {noise(found):.2g}. {nothing} Check that the rule refers to this field, or "
+                "try a larger model."
             )
 
 
 def _notes(found: FieldAudit) -> str:
     field, rest = found.set("field").recovery, _recovery(found, "downstream")
-    shares = f"the field's own entries carry {fixed(field)} of the effect and those after it {fixed(rest)}"
+    shares = f"the field's own cache entries carry {fixed(field)} of the effect, the entries after it {fixed(rest)}"
     if rest >= 1 - TOLERANCE > field:
-        where = f"The model decides by notes it took after the field: {shares}"
+        where = f"The model decides from notes written after the field: {shares}"
     elif field >= 1 - TOLERANCE > rest:
-        where = f"The model looks the field up: {shares}"
+        where = f"The model reads the field itself: {shares}"
     else:
-        where = f"The decision reads the field and what was noted after it: {shares}"
+        where = f"The model uses both the field and notes written after it: {shares}"
     later = [token for token in found.tokens if token.recovery is not None and token.position >= found.span[1]]
     strongest = sorted(later, key=lambda token: -(token.recovery or 0.0))[:3]
     told = [
@@ -168,9 +170,7 @@ def _notes(found: FieldAudit) -> str:
         for token in strongest
         if (token.recovery or 0.0) > max(0.02, resolution(found))
     ]
-    return f"{where}. " + (
-        f"Strongest of the later tokens: {', '.join(told)}." if told else "No later token stands out."
-    )
+    return f"{where}. " + (f"Strongest later tokens: {', '.join(told)}." if told else "No later token stands out.")
 
 
 def resolution(found: FieldAudit) -> float:
@@ -184,22 +184,22 @@ def _recovery(found: FieldAudit, name: str) -> float:
 
 def _in_place(found: FieldAudit) -> str:
     method = found.method("field_only")
-    told = {Safety.SAFE: "is safe here", Safety.FRAGILE: "is not to be relied on", Safety.UNSAFE: "is not safe"}
-    return f"An in-place edit of the field alone {told.get(method.safety, 'cannot be made')}: {method.reason}."
+    told = {Safety.SAFE: "is safe here", Safety.FRAGILE: "is unreliable", Safety.UNSAFE: "is not safe"}
+    return f"An in-place edit of the field alone {told.get(method.safety, 'is impossible')}: {method.reason}."
 
 
 def _cheapest(found: FieldAudit) -> str:
     if found.cheapest is None:
-        return "No cheaper edit is safe: prefill the prompt anew."
+        return "No cheaper edit is safe; prefill the whole prompt again."
     method = found.method(found.cheapest)
     fragile = [other for other in found.methods if other.safety is Safety.FRAGILE and other.flops < method.flops]
     sentence = (
-        f"The cheapest safe edit is {method.name}: it runs {method.token_share:.0%} of the tokens of a new prefill, at "
-        f"{method.flops_share:.0%} of its FLOPs and {method.seconds_share:.0%} of its seconds."
+        f"The cheapest safe edit is {method.name}: {method.token_share:.0%} of the tokens, {method.flops_share:.0%} of "
+        f"the FLOPs and {method.seconds_share:.0%} of the time of a new prefill."
     )
     if fragile:
         names = ", ".join(f"{other.name} ({other.flops_share:.0%})" for other in fragile)
-        sentence += f" Cheaper ones decide rightly here with a margin that is off; try them on more prompts: {names}."
+        sentence += f" Cheaper methods decide correctly here but miss the margin; test them on more prompts: {names}."
     return sentence
 
 
@@ -213,7 +213,11 @@ def _erratum(found: FieldAudit) -> str:
         (False, True): f"does not follow it to {brief(found.new)}, only back to {brief(found.old)}",
         (False, False): "does not follow it",
     }[erratum.followed, erratum.followed_back]
-    kept = "leaves the decision alone" if erratum.restated_kept else "turns the decision although nothing changed"
+    kept = (
+        "leaves the decision unchanged"
+        if erratum.restated_kept
+        else "changes the decision although the value is the same"
+    )
     joint = "and" if (erratum.followed and erratum.followed_back) == erratum.restated_kept else "but"
     return (
         f"An erratum before {erratum.before} would read {brief(erratum.line, 200)!r}; the model {follows}, {joint} one "

@@ -45,13 +45,13 @@ OUTCOMES = {
             Outcome.INCONCLUSIVE,
             COLORS["orange"],
             "Part of the interval satisfies the claim and part does not, or too few clusters were measured to tell. "
-            "It speaks neither for the claim nor against it.",
+            "No evidence for or against the claim.",
         ),
         OutcomeStyle(
             Outcome.NOT_APPLICABLE,
             COLORS["grey"],
-            "The model cannot do the task (it fails the inclusion gate) or could not be measured. It says nothing "
-            "about the claim.",
+            "The model cannot do the task (it fails the inclusion gate) or could not be measured. No evidence about "
+            "the claim.",
         ),
     )
 }

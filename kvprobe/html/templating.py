@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvprobe.auditing.result import brief
-from kvprobe.auditing.verdict import fixed
+from kvprobe.auditing.verdict import TOLERANCE, fixed
 from kvprobe.figures.style import COLORS
 from kvprobe.html.style import OUTCOMES, PALETTES, STRONGEST, palette_css, tint
 from kvprobe.report.tables import number, short
@@ -56,7 +56,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals.update(
-        COLORS=COLORS, OUTCOMES=OUTCOMES, PALETTES=PALETTES, STRONGEST=STRONGEST, palette_css=palette_css
+        TOLERANCE=TOLERANCE,
+        COLORS=COLORS,
+        OUTCOMES=OUTCOMES,
+        PALETTES=PALETTES,
+        STRONGEST=STRONGEST,
+        palette_css=palette_css,
     )
     made.filters.update(
         brief=brief,

@@ -155,10 +155,10 @@ def section_markdown(section: SectionResult, folder: Path, caption: Sequence[str
     parts += [
         "## Verdicts",
         count_markdown(section),
-        "Claims are fixed before the run. The paper's values were measured on its own, larger models.",
+        "Claims are fixed before the run. The paper's values were measured on larger models of its own.",
         verdict_markdown(section),
         "## Experiments",
-        markdown_table(("experiment", "question", "again"), rows),
+        markdown_table(("experiment", "question", "command"), rows),
         "Runs: " + ", ".join(f"{result.config.name} {result.hash[:SHORT_HASH]}" for result in section.results) + ".",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -19,11 +19,11 @@ _COLUMNS = ("model", "paper", "ours", "p adj.", "verdict")
 _WIDE = 100
 """From this many characters on there is room for the counts."""
 _KEY = (
-    f"{HEADLINE} headline claim. p adj.: two-sided p of the claim's boundary, adjusted by Holm over the section's "
-    "headline claims, by Benjamini and Hochberg within an experiment for the others; – where there is no test. "
-    f"{LOST} the adjusted p does not support the verdict any more."
+    f"{HEADLINE} headline claim. p adj.: two-sided p value of the claim's boundary, adjusted for multiple testing "
+    "(Holm over the section's headline claims, Benjamini-Hochberg within an experiment for the others); – no test. "
+    f"{LOST} the adjusted p value no longer supports the verdict."
 )
-_COUNTS = "n/cl/excl: measurements that count / independent clusters / left out by the gate."
+_COUNTS = "n/cl/excl: included measurements / independent clusters / excluded by the gate."
 
 
 def section_table(section: SectionResult, width: int = 80) -> Group:
@@ -105,7 +105,7 @@ def _heading(result: RunResult) -> Iterator[Text]:
     yield Text.assemble((result.config.name, "bold underline"), (f"  {result.config.question}", "dim"))
     gates = [(short(model.name), model.gate) for model in result.models.values() if model.gate is not None]
     counted = ", ".join(f"{name} {gate.included} of {gate.generated}" for name, gate in gates)
-    yield Text(f"pairs that count: {counted or 'none'}", "dim")
+    yield Text(f"included pairs: {counted or 'none'}", "dim")
     for model in result.models.values():
         if model.status is not Status.MEASURED:
             yield Text(f"{short(model.name)}: {model.status}. {model.reason}", STATUS_STYLES[model.status])

@@ -22,7 +22,7 @@ STYLES = {
 }
 STATUS_STYLES = {Status.MEASURED: "green", Status.NOT_APPLICABLE: "yellow", Status.FAILED: "bold red"}
 _COLUMNS = ("model", "paper", "ours", "n/cl/excl", "verdict")
-_KEY = "n/cl/excl: measurements that count / independent clusters / pairs left out by the gate"
+_KEY = "n/cl/excl: included measurements / independent clusters / pairs excluded by the gate"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def verdict_tables(result: RunResult, width: int = 80) -> Group:
 
 
 def model_lines(result: RunResult) -> Group:
-    """What became of each model: its status, gate and attrition."""
+    """The status of each model, with its gate and attrition."""
     lines = []
     for model in result.models.values():
         status = str(model.status), STATUS_STYLES[model.status]

@@ -76,13 +76,13 @@ def summary_markdown(result: RunResult) -> str:
         config.question,
         f"![{config.name}]({config.name}.png)",
         "## Claims",
-        "Fixed before the run. The paper's values were measured on its own, larger models.",
+        "Fixed before the run. The paper's values were measured on larger models of its own.",
         verdict_markdown(result) if result.verdicts else "The experiment makes no claims.",
         "## Models",
         markdown_table(("model", "status", "what happened", "identity"), models),
         "## Effects",
         markdown_table(("effect", "model", "value", "unit", "n", "clusters", "excluded", "interval"), effects),
-        "## Again",
+        "## Reproduce",
         f"    {command_of(result)}\n\nExperiment {result.hash[:SHORT_HASH]}; rows in `rows.parquet`.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -69,8 +69,8 @@ def rows_that_count(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen_by(effect: Effect) -> str:
-    """How an effect's rows are chosen among those of its model that count."""
-    return f"rows: {effect.rows.describe()}" if effect.rows else "it does not record the rows it was made of"
+    """Which of its model's included rows an effect was made of."""
+    return f"rows: {effect.rows.describe()}" if effect.rows else "its rows are not recorded"
 
 
 def figure_metadata(result: RunResult) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _folder_of(path: Path, results_dir: Path) -> Path | None:
     named = _named_in_figure(path)
     if named is None:
         if path.is_file():
-            raise StoreError(f"{path} is not one of kvprobe's figures; give one that a run has made.")
+            raise StoreError(f"{path} is not a figure of kvprobe; give one that a run has written.")
         return None
     if "," in named:
         runs = ", ".join(run.partition("/")[0].strip() for run in named.split(","))

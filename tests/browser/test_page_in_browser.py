@@ -97,7 +97,7 @@ def test_all_of_it_can_be_opened_and_nothing_is_wider_than_the_window(opened: Op
     for width in (page.viewport_size["width"], 320, 900, 1024):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.title() == "kvprobe: results and where they come from"
+    assert page.title() == "kvprobe: results and their provenance"
     assert NASTY in page.locator("#experiment-nasty .question").inner_text()
 
 
@@ -164,7 +164,7 @@ def test_enter_on_a_number_says_where_it_comes_from_and_escape_returns(
     number.focus()
     page.keyboard.press("Enter")
     panel = page.get_by_role("dialog")
-    assert panel.is_visible()
+    panel.wait_for()
     assert page.evaluate("document.querySelector('dialog').contains(document.activeElement)")
     effect = result.models["blue"].effect("downstream.recovery")
     assert panel.get_by_role("heading", level=2).inner_text() == "steady / blue / downstream.recovery"
@@ -172,7 +172,7 @@ def test_enter_on_a_number_says_where_it_comes_from_and_escape_returns(
     text = panel.inner_text()
     for said in (result.hash, "blue-weights", "cluster t", "kvprobe explain steady/blue/downstream.recovery"):
         assert said in text
-    assert f"{effect.n} rows that count (condition is downstream); the first 5:" in text
+    assert f"{effect.n} included rows (condition is downstream); the first 5:" in text
     assert panel.locator(".rows tbody tr").count() == 5
     assert "contradicted" in text
     assert "downstream.recovery < 0.5" in text
@@ -204,6 +204,7 @@ def test_a_figure_shows_every_effect_and_a_click_on_one_opens_its_panel(
     page.mouse.move(point["x"] + 5, point["y"] + 5)
     page.locator(f"{FIGURE} .hovertext").wait_for()
     page.mouse.click(point["x"] + 5, point["y"] + 5)
+    page.get_by_role("dialog").wait_for()
     assert page.get_by_role("dialog").locator("h2").inner_text() == "steady / blue / downstream.recovery"
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.className") == "view-choice"
@@ -232,6 +233,7 @@ def test_the_numbers_of_a_figure_can_be_read_without_it(opened: Opened, results:
         assert set(shown) <= {interval(effect) for model in results[0].models.values() for effect in model.effects}
         assert shown
     buttons.last.press("Enter")
+    page.get_by_role("dialog").wait_for()
     assert page.get_by_role("dialog").locator(".value").inner_text() == shown[-1]
 
 

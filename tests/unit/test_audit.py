@@ -157,7 +157,7 @@ def test_each_of_several_fields_is_changed_alone(tmp_path: Path, two_methods: No
     assert not result.field("parcel quality").judged
     listed = audit(micro("reader"), written(tmp_path, TWO + "answers: [release, inspect]\n"), fields=["parcel quality"])
     assert [field.dependence for field in listed.fields] == [Dependence.NONE]
-    assert "Nothing further is concluded" in listed.fields[0].conclusions[0]
+    assert "No further conclusions are drawn" in listed.fields[0].conclusions[0]
 
 
 def test_a_wrong_decision_concludes_nothing(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_wrong_decision_concludes_nothing(tmp_path: Path) -> None:
     assert field.dependence is Dependence.WRONG
     assert not field.methods
     assert not field.segments
-    assert "Nothing further is concluded" in field.conclusions[0]
+    assert "No further conclusions are drawn" in field.conclusions[0]
 
 
 RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the origin.\n"
@@ -194,7 +194,7 @@ RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the or
         ("prompt: '{{a|b}} and {{a|b}}'\nanswers: [c, d]", r"each needs a name"),
         ("prompt: 'x {{a|a}}'\nanswers: [c, d]", r"two different values"),
         ("prompt: 'x {{a|b}}'\nanswers: [c, d]\nerratum: now new", r"no \{value\} in it"),
-        ("prompt: 'x {{cue: a|b}}'\nanswers: [c, d]", r"a name kvprobe uses itself"),
+        ("prompt: 'x {{cue: a|b}}'\nanswers: [c, d]", r"is reserved by kvprobe"),
         (f"prompt: |\n  origin: {{{{foreign|new york}}}}\n  {RULE}answers: [inspect, release]", r"does not know"),
         (
             f"prompt: |\n  origin: {{{{foreign|out of}}}}\n  {RULE}answers: [inspect, release]",
@@ -228,13 +228,13 @@ def test_what_may_not_be_as_meant_is_warned_of(tmp_path: Path) -> None:
     twice = "prompt: |\n  origin: {{foreign|poor}}\n  origin: foreign\n  Frobnicate it.\nanswers: [inspect, release]\n"
     file = written(tmp_path, twice)
     warnings = "\n".join(make_ready(micro("reader"), read_prompt_file(file), where=str(file)).warnings)
-    assert "'foreign' of 'origin' also stands in line 2; only the marked place is changed" in warnings
+    assert "'foreign' of 'origin' also appears in line 2; only the marked occurrence is changed" in warnings
     assert "does not know 2 words of the prompt ('Frobnicate', 'it')" in warnings
     tabbed = twice.replace("Frobnicate it", "then\tinspect").replace("prompt:", "cue: '{{x}} :'\nprompt:")
     file = written(tmp_path, tabbed)
     warnings = "\n".join(make_ready(micro("reader"), read_prompt_file(file), where=str(file)).warnings)
     assert "'\\t'" in warnings
-    assert "'{{x}}' is no mark" in warnings
+    assert "'{{x}}' is not a mark" in warnings
 
 
 def test_unknown_fields_are_named(tmp_path: Path) -> None:

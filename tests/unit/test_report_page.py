@@ -108,7 +108,7 @@ def effects_of(experiment: dict[str, Any]) -> list[dict[str, Any]]:
 def test_it_has_the_frame_that_a_reader_needs(elements: Elements) -> None:
     (html,) = elements.named("html")
     assert html[0]["lang"] == "en"
-    assert [text.strip() for _, text in elements.named("title")] == ["kvprobe: results and where they come from"]
+    assert [text.strip() for _, text in elements.named("title")] == ["kvprobe: results and their provenance"]
     for landmark in ("header", "nav", "main", "footer"):
         assert len(elements.named(landmark)) == 1
     assert all(attributes.get("scope") in ("col", "row") for attributes, _ in elements.named("th"))
@@ -177,7 +177,7 @@ def test_every_number_of_every_run_is_there_with_its_own_rows(results: list[RunR
             assert record["clusters"].split()[0] == str(effect.clusters)
             condition = effect.name.removesuffix(".recovery")
             own = rows[(rows["model"] == model.name) & rows["included"] & (rows["condition"] == condition)]
-            assert record["chosen"].startswith(f"{effect.n} rows that count (condition is {condition});")
+            assert record["chosen"].startswith(f"{effect.n} included rows (condition is {condition});")
             assert len(own) == effect.n
             kept = [dict(zip(columns, experiment["rows"]["cells"][place], strict=True)) for place in record["rows"]]
             assert len(kept) == min(ROWS_SHOWN, len(own))
@@ -258,7 +258,7 @@ def test_the_stored_figure_is_in_it_whole(results: list[RunResult], elements: El
     stored = [result.folder / f"{result.config.name}.svg" for result in results]
     assert [unpacked(text) for text in packed] == [file.read_bytes() for file in stored if file.exists()]
     said = "".join(text for _, text in elements.named("p"))
-    assert "There is no stored figure nasty.svg; `kvprobe report` draws it." in said
+    assert "The figure nasty.svg is missing; `kvprobe report` draws it." in said
 
 
 def test_damage_leaves_a_sentence_and_the_rest(folder: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_damage_leaves_a_sentence_and_the_rest(folder: Path, tmp_path: Path) -> 
     elements = Elements((damaged / "report.html").read_text(encoding="utf-8"))
     told = "".join("".join(text) for _, _, text in elements.all)
     assert f"{steady / 'summary.json'} is damaged" in told
-    assert "No run of it has finished" in told
+    assert "No run has finished yet" in told
     assert "rows.parquet cannot be read" in told
     experiment = data_of(elements)["nasty"]
     assert [effect["rows"] for effect in effects_of(experiment)] == [[]] * len(experiment["effects"])

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import section_fakes
 from rich.console import Console
+from runs_fakes import fake_effects
 from section_fakes import experiment, run
 from typer.testing import CliRunner
 
@@ -18,6 +19,8 @@ from kvprobe.cli.app import app
 from kvprobe.errors import StoreError
 from kvprobe.figures.legacy.models import draw_by_model, model_color
 from kvprobe.figures.panel import Panel
+from kvprobe.figures.spec import FigureSpec
+from kvprobe.probes.base import Reading
 from kvprobe.report.section import Reports, draw_section, letters, write_section
 from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
 from kvprobe.runs import RunResult, SectionResult, provenance
@@ -114,13 +117,14 @@ def test_the_report_names_all_and_can_be_followed(section: SectionResult) -> Non
 
 def test_probes_without_a_main_plot_get_no_axes(section: SectionResult, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[Failure] = []
-    monkeypatch.setattr(section_fakes.Together, "has_main_plot", classmethod(lambda cls: False))
+    plain = Reading(fake_effects, FigureSpec("What the fakes recover", section_fakes.PARTS))
+    monkeypatch.setattr(section_fakes.Together, "reading", plain)
     figure, caption = draw_section(section, failures)
     assert figure is not None
     assert [line.split(",")[0] for line in caption] == ["**A**", "**B**"]
     assert [bool(axes.axison) for axes in figure.axes] == [True, True]
     assert not failures
-    monkeypatch.setattr(section_fakes.Blocks, "has_main_plot", classmethod(lambda cls: False))
+    monkeypatch.setattr(section_fakes.Blocks, "reading", plain)
     assert draw_section(section, failures) == (None, [])
 
 

@@ -82,7 +82,7 @@ def test_a_figure_even_when_it_was_copied_away(result: RunResult, tmp_path: Path
         explain(outside, tmp_path / "no results")
     foreign = tmp_path / "foreign.png"
     Figure().savefig(foreign)
-    with pytest.raises(StoreError, match="not one of kvprobe's figures"):
+    with pytest.raises(StoreError, match="not a figure of kvprobe"):
         explain(foreign, tmp_path / "results")
 
 

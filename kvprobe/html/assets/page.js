@@ -100,10 +100,10 @@
       make("p", { className: "value" }, text),
       facts([...data.facts, ...Object.keys(extra)], [...values, ...Object.values(extra)]),
       make("div", { innerHTML: claims.map(({ html }) => html).join("") }),
-      make("h3", {}, "Rows behind it"),
+      make("h3", {}, "Rows"),
       make("p", {}, chosen),
       ...(places.length ? [rowsTable(data.rows, places)] : []),
-      make("p", {}, "All of them: ", make("code", {}, `kvprobe explain ${experiment}/${model.name}/${name}`)),
+      make("p", {}, "All rows: ", make("code", {}, `kvprobe explain ${experiment}/${model.name}/${name}`)),
       make("h3", {}, "Model"),
       make("div", { innerHTML: model.about }),
       make("h3", {}, "Experiment"),
@@ -151,7 +151,7 @@
       escaped(["interval", "n", "clusters", "excluded"].map(fact).join("; ")),
       escaped(fact("the paper's value")),
       ...claims.map(({ statement, outcome }) => `${escaped(statement)}: <b>${outcome}</b>`),
-      "<i>click for where it comes from</i>",
+      "<i>click for details</i>",
     ].join("<br>");
   }
 

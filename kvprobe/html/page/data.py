@@ -136,7 +136,7 @@ def _facts(mark: Mark, result: RunResult, models: Sequence[Model]) -> tuple[list
     """The effect's `_FACTS`, and its side figures."""
     effect, statistics, beside = mark.effect, result.config.statistics, models[mark.model].paper
     seeds = f"task {result.config.task.parameters.get('seed', 'none')}, statistics {statistics.seed}"
-    too_few = "a range of the clusters, which are too few for an interval"
+    too_few = "range of the clusters (too few for an interval)"
     facts = [
         effect.unit,
         too_few if effect.is_range else f"{100 * effect.confidence:.4g}%, {effect.method}",
@@ -144,7 +144,7 @@ def _facts(mark: Mark, result: RunResult, models: Sequence[Model]) -> tuple[list
         f"{effect.clusters} (by {statistics.cluster})",
         effect.excluded,
         f"{effect.noise_floor:.6g}",
-        f"{'no draws for the interval' if effect.seed is None else effect.seed}; {seeds}",
+        f"{'none for the interval' if effect.seed is None else effect.seed}; {seeds}",
         "none given" if mark.paper is None else f"{mark.paper:.6g}" + (f" (beside {beside})" if beside else ""),
     ]
     extra = {
@@ -155,7 +155,7 @@ def _facts(mark: Mark, result: RunResult, models: Sequence[Model]) -> tuple[list
 
 
 def _judged(claim: Claim, verdict: Verdict) -> dict[str, str]:
-    lost = "" if verdict.survives else " († not after adjustment)"
+    lost = "" if verdict.survives else " († not supported after adjustment)"
     p = f"{p_text(verdict.p_value)}; adjusted {p_text(verdict.p_adjusted)}{lost}"
     title = f"{HEADLINE} Claim {claim.id}" if claim.headline else f"Claim {claim.id}"
     told = render("page/claim", title=title, claim=claim, verdict=verdict, facts=[("source", claim.source), ("p", p)])
@@ -174,7 +174,7 @@ def _origin(result: RunResult, folder: Path, problems: list[str]) -> str:
     try:
         resolved = (result.folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        problems.append(f"{result.folder / CONFIG} cannot be read; the configuration shown is the summary's.")
+        problems.append(f"{result.folder / CONFIG} cannot be read; the configuration shown is the one in the summary.")
         resolved = config.to_yaml()
     code = provenance.get("code", {})
     changes = {True: ", with uncommitted changes", False: ", no uncommitted changes"}.get(code.get("dirty"), "")
@@ -187,7 +187,7 @@ def _origin(result: RunResult, folder: Path, problems: list[str]) -> str:
         ("threads", provenance.get("threads")),
         ("folder", str(result.folder.relative_to(folder))),
     ]
-    commands = [("again", command_of(result)), ("rows", f"kvprobe explain {config.name}")]
+    commands = [("run again", command_of(result)), ("rows", f"kvprobe explain {config.name}")]
     return render("page/origin", commands=commands, pairs=pairs, config=resolved)
 
 
@@ -197,7 +197,7 @@ def _paper_of(result: RunResult, verdicts: Sequence[Verdict], problems: list[str
     try:
         entries = make_probe(result.config).read_by().paper
     except KvprobeError as error:
-        problems.append(f"{error} The paper's values are those of the claims alone.")
+        problems.append(f"{error} Only the paper's values named in claims are shown.")
         entries = {}
     for model in result.models.values():
         reference = paper_model(model.name, str(model.identity.get("architecture", "")))
@@ -218,7 +218,7 @@ def _rows_of(result: RunResult, problems: list[str]) -> tuple[dict[_Key, tuple[s
     try:
         rows = result.rows()
     except KvprobeError as error:
-        problems.append(f"{error} Until then the rows behind the numbers of {result.config.name} are not shown.")
+        problems.append(f"{error} Until then the rows of {result.config.name} are not shown.")
         return unread, {"columns": [], "cells": []}
     behind: dict[_Key, tuple[str, list[int]]] = {}
     kept: dict[int, int] = {}
@@ -256,8 +256,8 @@ class _Filtered:
 
 def _sentence(effect: Effect, count: int, shown: int) -> str:
     if effect.rows is None:
-        return "The effect does not record the rows it was made of."
-    return f"{count} rows that count ({effect.rows.describe()}); the first {shown}:"
+        return "This effect does not record its rows."
+    return f"{count} included rows ({effect.rows.describe()}); the first {shown}:"
 
 
 def _plain(value: Any) -> Any:

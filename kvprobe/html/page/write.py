@@ -69,7 +69,7 @@ class Page:
 
 
 def load_newest(folder: Path) -> tuple[list[RunResult], list[Failure]]:
-    """The newest finished run of each experiment under `folder`; a damaged or unfinished one leaves one sentence."""
+    """The newest finished run of each experiment under `folder`, and a failure for each damaged or unfinished one."""
     newest = {run.parent.name: run for run in find_runs(folder)}
     found, failures = [], []
     for name, run in newest.items():
@@ -78,7 +78,7 @@ def load_newest(folder: Path) -> tuple[list[RunResult], list[Failure]]:
         except Exception as error:
             failures.append(failure_of(name, error))
     begun = {file.parent.parent.name for file in folder.glob(f"*/*/{CONFIG}")} - set(newest)
-    unfinished = "No run of it has finished; run it again, finished cells are kept."
+    unfinished = "No run has finished yet; run it again (finished cells are kept)."
     failures += [Failure(name, unfinished) for name in begun]
     return found, sorted(failures, key=lambda failure: failure.experiment)
 
@@ -150,7 +150,7 @@ def _experiment(result: RunResult, verdicts: Sequence[Verdict], made: Experiment
         figure = _packed(svg.read_bytes())
     except OSError:
         figure = ""
-        problems.append(f"There is no stored figure {svg.name}; `kvprobe report` draws it.")
+        problems.append(f"The figure {svg.name} is missing; `kvprobe report` draws it.")
     return {
         "name": result.config.name,
         "question": result.config.question,
