@@ -11,9 +11,31 @@ import numpy as np
 from kvprobe.figures.bars import Look
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import COLORS, levels
+from kvprobe.stats import Effect
+from kvprobe.stats.labels import Scalar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Effects of one condition that differ in one parameter.
+
+    Args:
+        condition: with the parameter and the fixed ones.
+        fixed: names and values of its other parameters.
+        also: sizes and names of effects on the curve whose own condition names no size: no dose, everything.
+    """
+
+    condition: str
+    fixed: tuple[tuple[str, Scalar], ...] = ()
+    also: tuple[tuple[float, str], ...] = ()
+
+    def points(self, panel: Panel, metric: str) -> dict[float, Effect]:
+        """The effects of one model by size, in rising order."""
+        also = {size: panel.effects[name] for size, name in self.also if name in panel.effects}
+        return dict(sorted({**panel.curve(self.condition, metric, **dict(self.fixed)), **also}.items()))
 
 
 @dataclass(frozen=True)
@@ -21,7 +43,7 @@ class Doses:
     """A row of a figure: curves of one metric over a parameter of their condition.
 
     Args:
-        curves: by condition (`suffix_{percent}`), the label in the key and the colour.
+        curves: by condition (`suffix_{percent}`) or curve, the label in the key and the colour.
         ylabel: of the leftmost axes.
         height: of the row, in inches.
         xlabel: of every axes.
@@ -36,7 +58,7 @@ class Doses:
             with equal values can be seen; their intervals are bars then.
     """
 
-    curves: Mapping[str, Look]
+    curves: Mapping[str | Curve, Look] | Mapping[str, Look] | Mapping[Curve, Look]
     ylabel: str
     height: float
     xlabel: str = "patched positions"
@@ -52,9 +74,9 @@ class Doses:
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the curves of one model."""
         levels(axes, *self.levels)
-        for (condition, (label, color)), shift in zip(self.curves.items(), self._shifts(panel), strict=True):
+        for (curve, (label, color)), shift in zip(self.curves.items(), self._shifts(panel), strict=True):
             look = {"color": color, "label": label, "marker": self.marker}
-            draw_dose(axes, panel, condition, self.metric, shift=shift, **look)
+            draw_dose(axes, panel, curve, self.metric, shift=shift, **look)
         if self.ceiling and self.ceiling[0] in panel.effects:
             axes.axhline(panel.effects[self.ceiling[0]].estimate, color=self.ceiling[1], lw=1.3, zorder=2)
         if self.ticks_of:
@@ -67,13 +89,13 @@ class Doses:
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""
-        return dose_key(dict(self.curves.values()), paper=any(panel.paper for panel in panels))
+        return dose_key(dict(self.curves.values()), marker=self.marker, paper=any(panel.paper for panel in panels))
 
     def _shifts(self, panel: Panel) -> list[float | None]:
         """By how much each curve is moved along the axis; `None` where curves are not set apart."""
         if self.apart is None:
             return [None] * len(self.curves)
-        sizes = sorted({size for condition in self.curves for size in panel.curve(condition, self.metric)})
+        sizes = sorted({size for curve in self.curves for size in _points(panel, curve, self.metric)})
         step = self.apart * min(np.diff(sizes), default=1.0)
         return [step * (number - (len(self.curves) - 1) / 2) for number in range(len(self.curves))]
 
@@ -81,7 +103,7 @@ class Doses:
 def draw_dose(
     axes: Axes,
     panel: Panel,
-    condition: str,
+    curve: str | Curve,
     metric: str,
     *,
     color: str,
@@ -94,17 +116,17 @@ def draw_dose(
     Args:
         axes: to draw on.
         panel: the model.
-        condition: with one parameter: `suffix_{percent}`.
+        curve: or its condition, where that has one parameter: `suffix_{percent}`.
         metric: such as `recovery`.
         color: of the curve.
         label: in the key.
         shift: by how much the curve is moved along the axis, its intervals drawn as bars; `None` for a band.
         line: for matplotlib's `plot`.
     """
-    curve = panel.curve(condition, metric)
-    if not curve:
+    points = _points(panel, curve, metric)
+    if not points:
         return
-    sizes, effects = [size + (shift or 0.0) for size in curve], list(curve.values())
+    sizes, effects = [size + (shift or 0.0) for size in points], list(points.values())
     # An unbounded end must not stretch the axis.
     low = np.clip([effect.low for effect in effects], -0.5, 1.5)
     high = np.clip([effect.high for effect in effects], -0.5, 1.5)
@@ -140,14 +162,18 @@ def dose_lines(curves: Mapping[str, str], marker: str = "o") -> list[Any]:
     return [Line2D([], [], marker=marker, ms=3.5, lw=1.5, color=color, label=label) for label, color in curves.items()]
 
 
-def dose_key(curves: Mapping[str, str], *, paper: bool) -> list[Any]:
+def dose_key(curves: Mapping[str, str], *, paper: bool, marker: str = "o") -> list[Any]:
     """Legend handles: a line for each label and colour, the interval and, where there are any, the paper's values."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = [*dose_lines(curves), Patch(color=COLORS["ink"], alpha=0.18, lw=0, label="interval")]
+    handles = [*dose_lines(curves, marker), Patch(color=COLORS["ink"], alpha=0.18, lw=0, label="interval")]
     if paper:
         handles.append(
             Line2D([], [], marker="D", ls="", ms=5, mfc="white", mec=COLORS["ink"], mew=1.2, label="the paper's value")
         )
     return handles
+
+
+def _points(panel: Panel, curve: str | Curve, metric: str) -> dict[float, Effect]:
+    return (Curve(curve) if isinstance(curve, str) else curve).points(panel, metric)

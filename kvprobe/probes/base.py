@@ -112,20 +112,20 @@ class Reading:
             raise ValueError(f"two effects are named {next(name for name in names if names.count(name) > 1)!r}")
         return effects
 
+    def spec(self, panels: Sequence[Panel] = ()) -> FigureSpec:
+        """The figure of these models."""
+        return self.figure if isinstance(self.figure, FigureSpec) else self.figure(panels)
+
     def draw(self, panels: Sequence[Panel]) -> Figure:
         """One figure over all models."""
-        return draw(self._spec(panels), panels)
+        return draw(self.spec(panels), panels)
 
     @property
     def has_main(self) -> bool:
         """Whether the probe has axes in its section's figure."""
-        return self._spec(()).main is not None
+        return self.spec().main is not None
 
     def draw_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
         """Draw the main result of all models into one axes of the section's figure."""
-        main = self._spec(panels).main
-        if main is not None:
+        if main := self.spec(panels).main:
             main.draw(axes, panels)
-
-    def _spec(self, panels: Sequence[Panel]) -> FigureSpec:
-        return self.figure if isinstance(self.figure, FigureSpec) else self.figure(panels)

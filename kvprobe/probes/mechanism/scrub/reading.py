@@ -111,7 +111,10 @@ READING = Reading(
             },
             "Scrubbed across scenarios",
         ),
-        key=lambda _: [*effect_key("one skeleton"), *dose_lines(dict(_SWEEPS.values()))],
+        key=lambda panels: [
+            *effect_key("one skeleton", paper=any(panel.paper for panel in panels)),
+            *dose_lines(dict(_SWEEPS.values())),
+        ],
     ),
     paper={
         **{

@@ -10,25 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import WINDOW
-from worded_models import TOKENIZER, plain_patched_logits, worded
+from worded_models import aligned, effects_of, margin_of, measured, plain_patched_logits, worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.models.subject import Subject
-from kvprobe.probes.kit.doses import FRACTIONS, smallest_suffix, suffix
-from kvprobe.probes.mechanism.field_position.probe import FieldPositionProbe, cell_name
+from kvprobe.probes.kit.doses import FRACTIONS, suffix
+from kvprobe.probes.mechanism.field_position.probe import FieldPositionProbe
 from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.field_position import FieldPosition
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
+
+PROBE = FieldPositionProbe()
 
 
 def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in FieldPosition(size=size, **parameters).prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair]) -> pd.DataFrame:
-    rows = pd.DataFrame(FieldPositionProbe().measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return aligned(FieldPosition(size=size, **parameters))
 
 
 @given(fraction=st.floats(0.001, 1.0), more=st.floats(0.0, 1.0))
@@ -44,7 +39,7 @@ def test_suffixes_are_nested_and_end_before_the_decision(fraction: float, more: 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
 def test_everything_from_the_field_on_is_the_donor(family: str) -> None:
-    rows = measured(worded(family), pairs_of(4))
+    rows = measured(PROBE, worded(family), pairs_of(4))
     full = rows[rows["intervention"] == "full_downstream"]
     assert (full["margin"] - full["m_donor"]).abs().max() < 1e-9
     assert rows["noise_floor"].max() < 1e-5
@@ -54,7 +49,7 @@ def test_everything_from_the_field_on_is_the_donor(family: str) -> None:
 
 def test_against_plain_hugging_face() -> None:
     subject, (pair,) = worded("llama"), pairs_of(1)
-    rows = measured(subject, [pair]).set_index("intervention")
+    rows = measured(PROBE, subject, [pair]).set_index("intervention")
     base, donor = list(pair.base.token_ids), list(pair.donor.token_ids)
     length = len(base) - 1 - pair.field.start
     for name, positions in {
@@ -62,15 +57,14 @@ def test_against_plain_hugging_face() -> None:
         "suffix_50": list(range(len(base) - 1 - -(-length // 2), len(base) - 1)),
     }.items():
         logits = plain_patched_logits(subject.model, base[:-1], donor[:-1], positions, base[-1:])
-        ought = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-        assert rows.loc[name, "margin"] == pytest.approx(ought, abs=1e-9)
+        assert rows.loc[name, "margin"] == pytest.approx(margin_of(pair, logits), abs=1e-9)
 
 
 def test_a_window_is_told_and_only_where_there_is_one() -> None:
-    rows = measured(worded("mistral"), pairs_of(2, field_slots=("end",), notes=(0,), mentions=(0,)))
+    rows = measured(PROBE, worded("mistral"), pairs_of(2, field_slots=("end",), notes=(0,), mentions=(0,)))
     assert (rows["window"] == WINDOW).all()
     assert (rows["inside_window"] == (rows["distance"] < WINDOW)).all()
-    assert measured(worded("llama"), pairs_of(1))["window"].isna().all()
+    assert measured(PROBE, worded("llama"), pairs_of(1))["window"].isna().all()
 
 
 def made_rows(field_only: dict[tuple[int, int], float], reached: float = 0.3) -> pd.DataFrame:
@@ -108,22 +102,18 @@ def made_rows(field_only: dict[tuple[int, int], float], reached: float = 0.3) ->
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in FieldPositionProbe().summarise(rows, StatisticsConfig())}
-
-
 @given(
     base=st.floats(-0.2, 0.6), distance=st.floats(-0.3, 0.3), mentions=st.floats(-0.3, 0.3), reached=st.floats(0.05, 1)
 )
 def test_summary_finds_the_effect_of_each_factor(base: float, distance: float, mentions: float, reached: float) -> None:
     cells = {(n, m): base + distance * (n == 12) + mentions * (m == 4) for n in (4, 12) for m in (0, 4)}
-    effects = effects_of(made_rows(cells, reached))
+    effects = effects_of(PROBE, made_rows(cells, reached))
     assert effects["distance.field_only_difference"].estimate == pytest.approx(distance, abs=1e-9)
     assert effects["mentions.field_only_difference"].estimate == pytest.approx(mentions, abs=1e-9)
     assert effects["distance.suffix_for_80_difference"].estimate == 0.0
     assert "slot.field_only_difference" not in effects
     for (notes, named), recovery in cells.items():
-        effect = effects[f"{cell_name('start', notes, named)}.field_only.recovery"]
+        effect = effects[f"start.notes_{notes}.mentions_{named}.field_only.recovery"]
         assert effect.estimate == pytest.approx(recovery, abs=1e-9)
         assert effect.clusters == 10
     ought = min([f for f in (0.1, 0.3, 0.5) if f >= reached], default=1.0)
@@ -136,7 +126,7 @@ def test_summary_finds_the_effect_of_each_factor(base: float, distance: float, m
 
 def test_a_cell_that_lost_all_its_pairs_leaves_the_others() -> None:
     rows = made_rows({(4, 0): 0.0, (12, 0): 0.5})
-    effects = effects_of(rows[rows["notes"] == 4])
+    effects = effects_of(PROBE, rows[rows["notes"] == 4])
     assert "start.notes_12.mentions_0.field_only.recovery" not in effects
     assert "distance.field_only_difference" not in effects
     assert effects["start.field_only.recovery"].estimate == pytest.approx(0.0, abs=1e-9)
@@ -145,23 +135,23 @@ def test_a_cell_that_lost_all_its_pairs_leaves_the_others() -> None:
 def test_windows_split_the_pairs() -> None:
     rows = made_rows({(4, 0): 0.4, (44, 0): 0.0})
     rows = rows.assign(window=100.0, inside_window=rows["distance"] < 100)
-    effects = effects_of(rows)
+    effects = effects_of(PROBE, rows)
     assert effects["inside_window.field_only.recovery"].estimate == pytest.approx(0.4)
     assert effects["outside_window.field_only.recovery"].estimate == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_smallest_suffix_is_that_of_the_whole_where_none_is_enough() -> None:
-    rows = made_rows({(4, 0): 0.9}, reached=2.0)
-    assert (smallest_suffix(rows) == 1.0).all()
+    assert effects_of(PROBE, made_rows({(4, 0): 0.9}, reached=2.0))["start.suffix_for_80"].estimate == 1.0
 
 
 def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(FieldPositionProbe.paper, "Qwen3-8B")
-    assert set(known) == set(FieldPositionProbe.paper)
+    paper = PROBE.read_by().paper
+    known = paper_values(paper, "Qwen3-8B")
+    assert set(known) == set(paper)
     assert known["end.field_only.recovery"] == pytest.approx(0.113)
 
 
 def test_pairs_without_cells_are_refused() -> None:
     (pair,) = pairs_of(1)
     with pytest.raises(ConfigError, match="use task field_position"):
-        measured(worded("qwen3"), [replace(pair, scenario=replace(pair.scenario, attributes={}))])
+        measured(PROBE, worded("qwen3"), [replace(pair, scenario=replace(pair.scenario, attributes={}))])

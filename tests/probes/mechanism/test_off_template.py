@@ -8,30 +8,24 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_patched_logits, worded
+from worded_models import aligned, effects_of, margin_of, measured, plain_patched_logits, worded
 
-from kvprobe.models.subject import Subject
 from kvprobe.probes.mechanism.off_template.probe import OffTemplate
 from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.base import TASKS
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 TEMPLATES = ("two_hop", "conversation", "lookup")
+PROBE = OffTemplate()
 
 
 def pairs_of(template: str, size: int) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in TASKS.get(template)(size=size).prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair]) -> pd.DataFrame:
-    rows = pd.DataFrame(OffTemplate().measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return aligned(TASKS.get(template)(size=size))
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_everything_from_the_field_on_is_the_donor(template: str) -> None:
-    rows = measured(worded("gemma2"), pairs_of(template, 3))
+    rows = measured(PROBE, worded("gemma2"), pairs_of(template, 3))
     assert set(rows["template"]) == {template}
     full = rows[rows["intervention"] == "full_downstream"]
     assert (full["margin"] - full["m_donor"]).abs().max() < 1e-9
@@ -41,7 +35,7 @@ def test_everything_from_the_field_on_is_the_donor(template: str) -> None:
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_against_plain_hugging_face(template: str) -> None:
     subject, (pair,) = worded("qwen3"), pairs_of(template, 1)
-    rows = measured(subject, [pair]).set_index("intervention")
+    rows = measured(PROBE, subject, [pair]).set_index("intervention")
     base, donor = list(pair.base.token_ids), list(pair.donor.token_ids)
     length = len(base) - 1 - pair.field.start
     for name, positions in {
@@ -49,40 +43,36 @@ def test_against_plain_hugging_face(template: str) -> None:
         "suffix_10": list(range(len(base) - 1 - -(-length // 10), len(base) - 1)),
     }.items():
         logits = plain_patched_logits(subject.model, base[:-1], donor[:-1], positions, base[-1:])
-        ought = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-        assert rows.loc[name, "margin"] == pytest.approx(ought, abs=1e-9)
+        assert rows.loc[name, "margin"] == pytest.approx(margin_of(pair, logits), abs=1e-9)
 
 
 def test_pairs_of_other_tasks_are_called_own() -> None:
     (pair,) = pairs_of("two_hop", 1)
-    rows = measured(worded("qwen3"), [replace(pair, scenario=replace(pair.scenario, attributes={}))])
+    rows = measured(PROBE, worded("qwen3"), [replace(pair, scenario=replace(pair.scenario, attributes={}))])
     assert set(rows["template"]) == {"own"}
 
 
 @given(field=st.floats(-0.5, 1.2), suffix=st.floats(-0.5, 1.2))
 def test_summary_finds_what_was_put_in_for_each_template(field: float, suffix: float) -> None:
-    rows = []
-    for template, scale in (("two_hop", 1.0), ("lookup", 0.5)):
-        for number in range(10):
-            recoveries = {"field_only": scale * field, "suffix_50": scale * suffix, "full_downstream": 1.0}
-            for name, recovery in recoveries.items():
-                rows.append(
-                    {
-                        "pair": number + 10 * (template == "lookup"),
-                        "skeleton": f"s{number}",
-                        "template": template,
-                        "intervention": name,
-                        "fraction": {"field_only": 0.01, "suffix_50": 0.5, "full_downstream": 1.0}[name],
-                        "m_base": -1.0,
-                        "m_donor": 4.0,
-                        "margin": 5.0 * recovery - 1.0,
-                        "flipped": 5.0 * recovery > 1.0,
-                        "noise_floor": 1e-6,
-                    }
-                )
-    effects: dict[str, Effect] = {
-        effect.name: effect for effect in OffTemplate().summarise(pd.DataFrame(rows), StatisticsConfig())
-    }
+    fractions = {"field_only": 0.01, "suffix_50": 0.5, "full_downstream": 1.0}
+    rows = pd.DataFrame(
+        {
+            "pair": number + 10 * (template == "lookup"),
+            "skeleton": f"s{number}",
+            "template": template,
+            "intervention": name,
+            "fraction": fractions[name],
+            "m_base": -1.0,
+            "m_donor": 4.0,
+            "margin": 5.0 * recovery - 1.0,
+            "flipped": 5.0 * recovery > 1.0,
+            "noise_floor": 1e-6,
+        }
+        for template, scale in (("two_hop", 1.0), ("lookup", 0.5))
+        for number in range(10)
+        for name, recovery in zip(fractions, (scale * field, scale * suffix, 1.0), strict=True)
+    )
+    effects = effects_of(PROBE, rows)
     assert effects["two_hop.field_only.recovery"].estimate == pytest.approx(field, abs=1e-9)
     assert effects["lookup.field_only.recovery"].estimate == pytest.approx(field / 2, abs=1e-9)
     assert effects["lookup.suffix_50.recovery"].estimate == pytest.approx(suffix / 2, abs=1e-9)
@@ -92,6 +82,7 @@ def test_summary_finds_what_was_put_in_for_each_template(field: float, suffix: f
 
 @pytest.mark.parametrize("model", ["Qwen3-8B", "Qwen3-4B", "Llama-3.1-8B"])
 def test_the_paper_has_the_values_that_the_probe_names(model: str) -> None:
-    known = paper_values(OffTemplate.paper, model)
-    assert set(known) == set(OffTemplate.paper)
+    paper = PROBE.read_by().paper
+    known = paper_values(paper, model)
+    assert set(known) == set(paper)
     assert known["lookup.full_downstream.recovery"] == 1.0
