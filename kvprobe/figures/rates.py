@@ -47,6 +47,8 @@ class Rates:
         baseline: name of an effect drawn as a dashed vertical line, and its label in the key.
         levels: places of further dashed vertical lines.
         xlim: ends of the axis; `None` for an end that the data choose.
+        log: whether the axis is logarithmic.
+        breaks: numbers of the lines that a new group of arms begins with.
     """
 
     arms: Mapping[str, str]
@@ -57,15 +59,20 @@ class Rates:
     baseline: tuple[str, str] | None = None
     levels: tuple[float, ...] = ()
     xlim: tuple[float | None, float | None] = (-0.04, 1.04)
+    log: bool = False
+    breaks: tuple[int, ...] = ()
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the arms of one model."""
-        draw_rates(axes, panel, list(self.arms), self._known([panel]), self.xlabel)
+        if self.log:
+            axes.set_xscale("log")
+        draw_rates(axes, panel, list(self.arms), self._known([panel]), self.xlabel, xlim=self.xlim)
         if self.baseline and self.baseline[0] in panel.effects:
             axes.axvline(panel.effects[self.baseline[0]].estimate, zorder=1, **_DASHED)
         for level in self.levels:
             axes.axvline(level, zorder=1, **_DASHED)
-        axes.set_xlim(*self.xlim)
+        for first in self.breaks:
+            axes.axhline(first - 0.5, color=COLORS["grey"], lw=0.9, zorder=0)
         # Columns share their axis, so naming the lines in one names them for all.
         axes.set_yticks(range(len(self.arms)), list(self.arms.values()))
 
@@ -96,7 +103,15 @@ class RatesByModel(EffectsByModel):
     slanted: bool = True
 
 
-def draw_rates(axes: Axes, panel: Panel, arms: Sequence[str], series: Sequence[Series], label: str) -> None:
+def draw_rates(
+    axes: Axes,
+    panel: Panel,
+    arms: Sequence[str],
+    series: Sequence[Series],
+    label: str,
+    *,
+    xlim: tuple[float | None, float | None] = (-0.04, 1.04),
+) -> None:
     """Dots of all series on one line for each arm, the first arm on top, and the paper's values as diamonds.
 
     Args:
@@ -104,7 +119,8 @@ def draw_rates(axes: Axes, panel: Panel, arms: Sequence[str], series: Sequence[S
         panel: the model.
         arms: put into the series' effect names.
         series: drawn beside each other within a line.
-        label: of the horizontal axis; the number of decisions is put behind it.
+        label: of the horizontal axis; the number of decisions is put below it.
+        xlim: ends of the axis; `None` for an end that the data choose.
     """
     step = 0.66 / max(1, len(series))
     for number, kind in enumerate(series):
@@ -119,7 +135,7 @@ def draw_rates(axes: Axes, panel: Panel, arms: Sequence[str], series: Sequence[S
             axes.plot(effect.estimate, y, kind.marker, color=kind.color, mfc=face, ms=4.8, zorder=4, clip_on=False)
             if name in panel.paper:
                 axes.plot(panel.paper[name], y, zorder=3, clip_on=False, **_PAPER)
-    axes.set_xlim(-0.04, 1.04)
+    axes.set_xlim(*xlim)
     axes.set_ylim(len(arms) - 0.5, -0.5)
     axes.set_xlabel(f"{label}\n{count_of(panel, arms, series)}")
     axes.grid(visible=True, axis="x")
