@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, labelled, plain_logits, worded
 
 from kvprobe.baselines.base import Background
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit
@@ -29,11 +29,11 @@ from kvprobe.probes.editing.weight_editing.concurrent_requests import (
     concurrent_requests,
     with_segments,
 )
-from kvprobe.probes.editing.weight_editing.probe import WeightEditingProbe
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.editing.weight_editing.probe import WeightEditing
+from kvprobe.probes.editing.weight_editing.reading import READING
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 SMALL: dict[str, Any] = {
     "weight_edits": {
@@ -57,13 +57,12 @@ ARMS = {
 
 
 def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
+    return aligned(GatedDecision(size=size, **parameters))
 
 
 def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    probe = WeightEditingProbe(WeightEditingProbe.Parameters(**{**SMALL, **parameters}))
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    probe = WeightEditing(**{**SMALL, **parameters})
+    return labelled(probe.measure(subject, pairs, lambda done, total: None), pairs)
 
 
 @cache
@@ -161,7 +160,7 @@ class _InPlace(EditMethod):
 
 def test_an_edit_that_writes_into_shared_entries_is_seen_to_change_concurrent_requests() -> None:
     subject, pairs = worded("llama"), pairs_of(2)
-    probe = WeightEditingProbe(WeightEditingProbe.Parameters(**SMALL))
+    probe = WeightEditing(**SMALL)
     background = Background((pairs[1].base.token_ids,))
     served = probe._served(subject, 0, pairs, background)
     rows = pd.DataFrame(cache_rows(subject, _InPlace(), served, 1)).set_index("prompt")
@@ -186,7 +185,7 @@ def test_a_method_that_fails_its_validation_is_not_used() -> None:
 
 
 def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in WeightEditingProbe().summarise(rows, StatisticsConfig())}
+    return {effect.name: effect for effect in READING.read(WeightEditing(), Sample.of_model(rows, StatisticsConfig()))}
 
 
 def made_rows(flipped: int, changed: int, wrong_before: int, pairs: int = 10) -> pd.DataFrame:
@@ -232,24 +231,12 @@ def test_summary_finds_what_was_put_in(flipped: int, changed: int, wrong_before:
     assert effects["baseline.refuse.correct_rate"].estimate == 0.0
 
 
-def test_figures_show_arms_and_say_which_are_not_usable() -> None:
-    from matplotlib.figure import Figure
-
+def test_the_figure_says_which_arms_are_not_usable() -> None:
     usable = effects_of(made_rows(3, 2, 0))
     unusable = {name: effect for name, effect in usable.items() if ".validation." in name or name == "rome.usable"}
-    panels = [Panel("one", usable), Panel("two", unusable), Panel("three", note="It was not measured.")]
-    figure = WeightEditingProbe().plot(panels)
+    figure = READING.draw([Panel("one", usable), Panel("two", unusable)])
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert sum("not usable: 75% of 4" in text for text in texts) == 1
-    axes = Figure().subplots()
-    WeightEditingProbe().plot_main(axes, panels)
-    assert axes.get_ylabel() == "concurrent requests flipped"
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(WeightEditingProbe.paper, "Llama-3.1-8B")
-    assert set(known) == set(WeightEditingProbe.paper)
-    assert (known["rome.contamination"], known["lora.collateral"], known["field_only.efficacy"]) == (1.0, 0.5, 0.0)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -260,7 +247,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(SampleError, match="share the skeleton"):
         measured(worded("llama"), pairs_of(10, split="all", seed=3))
     with pytest.raises(ValueError, match="at least one set"):
-        WeightEditingProbe.Parameters(weight_edits={"rome": ()})
+        WeightEditing(weight_edits={"rome": ()})
 
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="the organism does not ship with this checkout")
