@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from kvprobe.figures.panel import Panel
-from kvprobe.figures.style import levels
+from kvprobe.figures.style import COLORS, levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,8 @@ class Profiles:
         levels: heights of dashed reference lines.
         xlabel: of every axes.
         ylim: ends of the vertical axis, where they are fixed.
+        marks: of a panel: layers where an upright dotted line stands, and its colour.
+        mark: what such a line means.
     """
 
     lines: Callable[[Panel], Mapping[str, tuple[pd.Series, str, str]]]
@@ -34,12 +36,16 @@ class Profiles:
     levels: tuple[float, ...] = ()
     xlabel: str = "layer"
     ylim: tuple[float, float] | None = None
+    marks: Callable[[Panel], Iterable[tuple[float, str]]] | None = None
+    mark: str = ""
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the lines of one model."""
         levels(axes, *self.levels)
         draw_profile(axes, self.lines(panel))
         axes.set_xlabel(self.xlabel)
+        for layer, color in self.marks(panel) if self.marks else ():
+            axes.axvline(layer, color=color, lw=1.0, ls=":", zorder=2)
         if self.ylim:
             axes.set_ylim(*self.ylim)
 
@@ -49,10 +55,13 @@ class Profiles:
 
         measured = next((panel for panel in panels if panel.effects), None)
         lines = self.lines(measured) if measured else {}
-        return [
+        handles = [
             Line2D([], [], color=color, marker=marker, ms=4, lw=1.5, label=label)
             for label, (_, color, marker) in lines.items()
         ]
+        if self.marks:
+            handles.append(Line2D([], [], color=COLORS["ink"], lw=1.0, ls=":", label=self.mark))
+        return handles
 
 
 def draw_profile(axes: Axes, profiles: Mapping[str, tuple[pd.Series, str, str]]) -> None:

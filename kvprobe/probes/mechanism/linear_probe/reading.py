@@ -47,7 +47,7 @@ def effects(sample: Sample, _: LinearProbe) -> Iterator[Effect]:
 def _by_layer(panel: Panel) -> Mapping[str, tuple[pd.Series, str, str]]:
     probes = panel.rows[(panel.rows["measurement"] == "probe") & (panel.rows["split"] == "skeleton")]
     means = right_share(probes).groupby([probes[key] for key in ("target", "place", "layer")]).mean()
-    known = means.index.droplevel("layer")
+    known = {(target, place) for target, place, _ in means.index}
     return {label: (means[key], color, marker) for key, (label, color, marker) in _LINES.items() if key in known}
 
 

@@ -8,15 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
-from worded_models import aligned, labelled, worded
+from worded_models import aligned, effects_of, measured, worded
 
-from kvprobe.figures.legacy.figures import styled
-from kvprobe.figures.panel import Panel
 from kvprobe.probes.kit.decoding import residuals
 from kvprobe.probes.mechanism.timing.lenses import lens_margins, through, tuned_lens
-from kvprobe.probes.mechanism.timing.probe import PLACES, Timing, crossing
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.timing.probe import PLACES, Timing
+from kvprobe.probes.mechanism.timing.reading import crossing
 from kvprobe.tasks.gated_decision import GatedDecision
 
 PROFILES = st.lists(st.floats(0, 1), min_size=2, max_size=12)
@@ -85,8 +82,7 @@ def test_a_tuned_lens_finds_an_affine_map() -> None:
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
     pairs = aligned(GatedDecision(size=12))
-    probe = Timing(Timing.Parameters(folds=2, lens_tokens=4))
-    return labelled(probe.measure(worded("gemma2", torch.float32), pairs, lambda done, total: None), pairs)
+    return measured(Timing(folds=2, lens_tokens=4), worded("gemma2", torch.float32), pairs)
 
 
 def test_patches_begin_as_the_base_and_end_as_the_donor(rows: pd.DataFrame) -> None:
@@ -131,13 +127,9 @@ def made_rows(note: int, decision: int, layers: int = 6, pairs: int = 12) -> pd.
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in Timing().summarise(rows, StatisticsConfig(resamples=999))}
-
-
 @given(note=st.integers(1, 6), decision=st.integers(1, 6))
 def test_summary_finds_the_onsets_that_were_put_in(note: int, decision: int) -> None:
-    effects = effects_of(made_rows(note, decision))
+    effects = effects_of(Timing(), made_rows(note, decision), resamples=999)
     # Half of the gap is passed half way between two blocks, 0.9 of the prompts after four fifths of the way.
     assert effects["patch_note.onset"].estimate == pytest.approx((note - 0.5) / 6)
     assert effects["patch_decision.onset"].estimate == pytest.approx((decision - 0.5) / 6)
@@ -151,25 +143,8 @@ def test_summary_finds_the_onsets_that_were_put_in(note: int, decision: int) -> 
 
 
 def test_where_nothing_is_reached_the_lead_is_unknown() -> None:
-    rows = made_rows(7, 7)
-    effects = effects_of(rows)
+    effects = effects_of(Timing(), made_rows(7, 7), resamples=999)
     assert effects["probe_note.onset"].estimate == pytest.approx(7 / 6)
     lead = effects["probe.lead"]
     assert (lead.low, lead.high) == (-np.inf, np.inf)
     assert effects["lens_decision.commit"].excluded == 12
-
-
-def test_the_figure_shows_both_places_and_models_that_were_not_measured() -> None:
-    rows = made_rows(2, 5)
-    panels = [Panel("measured", effects_of(rows), rows), Panel("absent", note="fails the gate")]
-    figure = Timing().plot(panels)
-    assert len(figure.axes) == 6
-    lines = figure.axes[0].get_lines()
-    heights = {line.get_label(): list(line.get_ydata()) for line in lines}
-    assert heights["at the note (the rule's cases)"] == [0.5, 0.5, 1, 1, 1, 1, 1]
-    assert heights["at the decision token"] == [0.5, 0.5, 0.5, 0.5, 0.5, 1, 1]
-    with styled():
-        axes = Figure().subplots()
-        Timing().plot_main(axes, panels)
-    assert len(axes.get_title()) <= 45
-    assert len(axes.get_xticklabels()) == 5
