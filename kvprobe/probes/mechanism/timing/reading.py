@@ -42,7 +42,7 @@ def effects(sample: Sample, _: Timing) -> Iterator[Effect]:
     if len(lens := sample.of(measurement="lens", place="decision")):
         top = lens.of(layer=lens.rows["layer"].max())
         errors = [(top.rows[side] - top.rows[f"m_{side}"]).abs() for side in ("base", "donor")]
-        yield top.maximum("lens_decision.error", np.maximum(*errors))
+        yield top.maximum("lens_decision.error", pd.concat(errors, axis=1).max(axis=1))
 
 
 def _scores(sample: Sample) -> tuple[Sample, dict[str, list[str]]]:
@@ -61,7 +61,7 @@ def _scores(sample: Sample) -> tuple[Sample, dict[str, list[str]]]:
         scored = rows.assign(score=rows[list(PROMPTS)].astype(float).sum(axis=1), whole=float(len(PROMPTS)))
     wide = scored.pivot(index="pair", columns=["place", "layer"], values="score").sort_index(axis=1)
     names: dict[str, list[str]] = {}
-    for place, layer in wide.columns:
+    for place, layer in wide.columns.to_list():
         names.setdefault(place, []).append(f"{place}_{layer}")
     wide.columns = [name for of_place in names.values() for name in of_place]
     pairs = scored.groupby("pair")[["whole", sample.statistics.cluster]].first()
