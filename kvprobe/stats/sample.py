@@ -116,6 +116,11 @@ class Sample:
         """The same rows with another noise floor of a margin, in logits."""
         return replace(self, floor=floor)
 
+    def resampled(self, most: int) -> Sample:
+        """The same rows, for a bootstrap of no more than `most` resamples."""
+        fewer = min(most, self.statistics.resamples)
+        return replace(self, statistics=self.statistics.model_copy(update={"resamples": fewer}))
+
     def label(self, name: str | Label) -> Label:
         """`condition.metric` as a label, with the parameters that the rows were chosen by."""
         chosen = {column: values[0] for column, values in self.filter.values.items() if len(values) == 1}

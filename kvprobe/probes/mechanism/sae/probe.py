@@ -31,22 +31,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from pydantic import Field
 from torch import Tensor
 
 from kvprobe.engine.components import ActivationEdit, add, components
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import Readout, read_rows
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.cross_fitting import folds
 from kvprobe.probes.kit.decisions import decision_row
 from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.probes.kit.training_pairs import training_pairs
-from kvprobe.probes.legacy import Probe
-from kvprobe.probes.mechanism.sae.effects import sae_effects
 from kvprobe.probes.mechanism.sae.features import FeatureChoice, Floats, choose_features, matched_units, stepped
 from kvprobe.probes.mechanism.sae.notes import (
     Instrument,
@@ -58,17 +53,13 @@ from kvprobe.probes.mechanism.sae.notes import (
 )
 from kvprobe.probes.mechanism.sae.site import find_site
 from kvprobe.probes.mechanism.sae.training import SAESettings, trained_sae
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
-# Of the paper's layer 14; a feature is strong when its AUC is so far from one half.
-_LAYER, STRONG = "L14", 0.45
+STRONG = 0.45
+"""A feature is strong when its AUC is so far from one half."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,42 +84,23 @@ class _Intervention:
 class SparseAutoencoder(Probe):
     """Whether a few features of a sparse autoencoder carry a note's conclusion, and whether what tells it causes it."""
 
-    name: ClassVar[str] = "sae"
     needs_all_pairs: ClassVar[bool] = True
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        "best_feature_auc.in_sample": PaperEntry("sae", _LAYER, "best_single_feature_auc"),
-        "active_features.count": PaperEntry("sae", _LAYER, "active_features_at_aggregator"),
-        "strong_features.count": PaperEntry("sae", _LAYER, "features_with_auc_gap_over_0.45"),
-        "fvu.training": PaperEntry("sae", _LAYER, "FVU"),
-        **{
-            f"{ours}_{k}.{metric}": PaperEntry("sae", f"{_LAYER}/{theirs}_{k}", f"decision_{metric}")
-            for ours, theirs, metric in (
-                ("held_out", "clamp_top", "recovery"),
-                ("dictionary", "clamp_random", "recovery"),
-                ("necessity", "ablate_top", "drop"),
-            )
-            for k in (1, 3, 10, 30)
-        },
-    }
 
-    class Parameters(base.Parameters):
-        """Sizes are numbers of units, a unit being a feature at one place."""
-
-        sae: SAESettings = SAESettings()
-        training_task: str = Field("gated_decision", description="task whose training skeletons the SAE is trained on")
-        training_pairs: int = Field(120, ge=1, description="pairs of it; both prompts of each are used")
-        site_pairs: int = Field(12, ge=1, description="of these, pairs that say where the notes lie")
-        places: int = Field(2, ge=1, description="positions that are clamped: a rule of two cases has two notes")
-        sizes: tuple[int, ...] = (1, 3, 10, 30)
-        folds: int = Field(5, ge=2)
-        active_share: float = Field(0.05, gt=0, le=1, description="share of prompts a unit must be active in")
-        permutations: int = Field(999, ge=99, description="of the null of the choice")
-        draws: int = Field(2, ge=1, description="matched controls per pair and size")
-        cause_pairs: int = Field(
-            10, ge=1, description="pairs, each of another skeleton, on which all units are clamped"
-        )
-        seed: int = Field(0, ge=0)
-        batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
+    sae: SAESettings = Field(SAESettings(), description="dictionary, active units and training of the autoencoder")
+    training_task: str = Field("gated_decision", description="task whose training skeletons the SAE is trained on")
+    training_pairs: int = Field(120, ge=1, description="pairs of it; both prompts of each are used")
+    site_pairs: int = Field(12, ge=1, description="of these, pairs that say where the notes lie")
+    places: int = Field(2, ge=1, description="positions that are clamped: a rule of two cases has two notes")
+    sizes: tuple[int, ...] = Field(
+        (1, 3, 10, 30), description="numbers of clamped units, a unit being a feature at a place"
+    )
+    folds: int = Field(5, ge=2, description="groups of skeletons; features of each are chosen on the others")
+    active_share: float = Field(0.05, gt=0, le=1, description="share of prompts a unit must be active in")
+    permutations: int = Field(999, ge=99, description="of the null of the choice")
+    draws: int = Field(2, ge=1, description="matched controls per pair and size")
+    cause_pairs: int = Field(10, ge=1, description="pairs, each of another skeleton, on which all units are clamped")
+    seed: int = Field(0, ge=0, description="of folds, permutations, controls and training pairs")
+    batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair a row for its reconstruction, its best features in both prompts, and each intervention.
@@ -139,13 +111,13 @@ class SparseAutoencoder(Probe):
         """
         progress(0, len(pairs))
         instrument = self._instrument(subject, pairs)
-        notes = [read_notes(instrument, pair, self.parameters.places) for pair in pairs]
+        notes = [read_notes(instrument, pair, self.places) for pair in pairs]
         selections = self._select(pairs, notes)
         reconstructions = reconstruction_rows(instrument, pairs, notes)
         causes = self._cause_pairs(pairs)
         rows: list[Measurement] = []
         for number, (pair, note, selection) in enumerate(zip(pairs, notes, selections, strict=True)):
-            generator = np.random.Generator(np.random.PCG64([self.parameters.seed, number]))
+            generator = np.random.Generator(np.random.PCG64([self.seed, number]))
             base_sweep = self._interventions(instrument.sae, note, selection, generator, single=number in causes)
             donor_sweep = self._necessity(instrument.sae, note, selection)
             base, *edited = self._run(instrument, pair, note, 0, base_sweep)
@@ -157,43 +129,23 @@ class SparseAutoencoder(Probe):
             progress(number + 1, len(pairs))
         return rows
 
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Reconstruction, decoding in and out of sample, recovery by size with its controls, decoding against cause."""
-        return sae_effects(rows, statistics)
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Recovery by number of features above, decoding against cause below; one column for each model."""
-        from kvprobe.probes.mechanism.sae.figure import draw_sae
-
-        return draw_sae(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Recovery by number of features of all models."""
-        from kvprobe.probes.mechanism.sae.figure import sae_panel
-
-        sae_panel(axes, panels)
-
     def _instrument(self, subject: Subject, pairs: Sequence[Pair]) -> Instrument:
         """Where to ask, and the SAE to ask with; both from training skeletons alone."""
-        parameters = self.parameters
-        training = training_pairs(
-            subject, parameters.training_task, parameters.training_pairs, parameters.seed, like=pairs
-        )
-        site = find_site(subject, training[: parameters.site_pairs], parameters.places)
+        training = training_pairs(subject, self.training_task, self.training_pairs, self.seed, like=pairs)
+        site = find_site(subject, training[: self.site_pairs], self.places)
         prompts = [prompt.token_ids for pair in training for prompt in (pair.base, pair.donor)]
-        return Instrument(subject, site, trained_sae(subject, site.hook, prompts, parameters.sae))
+        return Instrument(subject, site, trained_sae(subject, site.hook, prompts, self.sae))
 
     def _select(self, pairs: Sequence[Pair], notes: Sequence[Notes]) -> list[_Selection]:
-        parameters = self.parameters
         activations = np.stack([note.activations for note in notes])
         conclusions = np.array([note.conclusions for note in notes])
 
         def choose(index: list[int]) -> FeatureChoice:
-            shares = parameters.active_share, parameters.permutations, parameters.seed
+            shares = self.active_share, self.permutations, self.seed
             return choose_features(activations[index], conclusions[index], *shares)
 
         in_sample = choose(list(range(len(pairs))))
-        splits = folds([pair.scenario.skeleton for pair in pairs], parameters.folds, parameters.seed)
+        splits = folds([pair.scenario.skeleton for pair in pairs], self.folds, self.seed)
         of_pair = {
             pair: _Selection(fold, choice, in_sample)
             for fold, (selection, evaluation) in enumerate(splits)
@@ -204,7 +156,7 @@ class SparseAutoencoder(Probe):
 
     def _cause_pairs(self, pairs: Sequence[Pair]) -> set[int]:
         first = {pair.scenario.skeleton: number for number, pair in reversed(list(enumerate(pairs)))}
-        return set(sorted(first.values())[: self.parameters.cause_pairs])
+        return set(sorted(first.values())[: self.cause_pairs])
 
     def _interventions(
         self, sae: Any, note: Notes, selection: _Selection, generator: np.random.Generator, *, single: bool
@@ -213,7 +165,7 @@ class SparseAutoencoder(Probe):
         own, donors = note.activations
         goal = int(note.conclusions[1])
         aims: list[tuple[str, Floats, dict[str, Any]]] = [("self_clamp", own, {}), ("features", donors, {})]
-        for size in self.parameters.sizes:
+        for size in self.sizes:
             for name in ("held_out", "in_sample"):
                 choice: FeatureChoice = getattr(selection, name)
                 aims.append((f"{name}_{size}", _clamped(own, choice, size, goal), {"units": len(choice.ranked[:size])}))
@@ -238,15 +190,15 @@ class SparseAutoencoder(Probe):
         controls: list[tuple[str, Floats, dict[str, Any]]] = [
             (f"dictionary_{size}", dictionary, {"units": len(entries)})
         ]
-        for draw in range(self.parameters.draws):
-            matched = matched_units(choice, size, self.parameters.places, generator)
+        for draw in range(self.draws):
+            matched = matched_units(choice, size, self.places, generator)
             steps = [(control, choice.means[goal, unit] - own[unit]) for unit, control in matched]
             controls.append((f"matched_{size}", stepped(own, steps), {"draw": draw, "units": len(matched)}))
         return controls
 
     def _single(self, own: Floats, selection: _Selection, unit: int, goal: int) -> tuple[str, Floats, dict[str, Any]]:
         step = float(selection.held_out.means[goal, unit] - own[unit])
-        place, feature = divmod(unit, len(own) // self.parameters.places)
+        place, feature = divmod(unit, len(own) // self.places)
         auc = float(selection.in_sample.auc[unit])
         columns = {"measurement": "feature", "place": place, "feature": feature, "auc": auc, "step": step}
         return "single", stepped(own, [(unit, step)]), columns
@@ -254,7 +206,7 @@ class SparseAutoencoder(Probe):
     def _necessity(self, sae: Any, note: Notes, selection: _Selection) -> list[_Intervention]:
         """Interventions on the donor prompt, toward the base's conclusion."""
         choice, own, goal = selection.held_out, note.activations[1], int(note.conclusions[0])
-        sizes = self.parameters.sizes
+        sizes = self.sizes
         deltas = clamp(sae, note, 1, [_clamped(own, choice, size, goal) for size in sizes])
         return [
             _Intervention(f"necessity_{size}", delta, {"units": len(choice.ranked[:size])})
@@ -277,7 +229,7 @@ class SparseAutoencoder(Probe):
         ]
         before = prefill(instrument.subject, ids[:start]).cache
         logits = components(instrument.subject).run(
-            ids[start:], [[], *([edit] for edit in edits)], cache=before, batch_size=self.parameters.batch_size
+            ids[start:], [[], *([edit] for edit in edits)], cache=before, batch_size=self.batch_size
         )
         return read_rows(logits, pair.base_answer_id, pair.donor_answer_id)
 

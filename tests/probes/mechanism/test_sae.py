@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from tiny_models import tiny, tokens
 from transformers import AutoModelForCausalLM
+from worded_models import effects_of, measured
 
 from kvprobe.engine.components import ActivationEdit, add, components
 from kvprobe.engine.readout import Readout
 from kvprobe.errors import ConfigError, SampleError, StoreError, UnsupportedError
-from kvprobe.figures.panel import Panel
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.kit.training_pairs import training_pairs
 from kvprobe.probes.mechanism.sae import training as sae_training
@@ -36,7 +36,6 @@ from kvprobe.probes.mechanism.sae.training import (
     trained_sae,
     training_fvu,
 )
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 
@@ -215,7 +214,7 @@ SIZES = (1, 3)
 def organism_rows() -> tuple[pd.DataFrame, list[Pair], Any]:
     subject = load_subject(ORGANISM)
     pairs = [align(prompts, subject.tokenizer) for prompts in GatedDecision(size=6, seed=1).prompt_pairs()]
-    parameters = SparseAutoencoder.Parameters(
+    probe = SparseAutoencoder(
         sae=SAESettings(features=128, k=8, vectors=6000, batch_size=200),
         training_pairs=12,
         site_pairs=4,
@@ -225,9 +224,7 @@ def organism_rows() -> tuple[pd.DataFrame, list[Pair], Any]:
         draws=1,
         cause_pairs=2,
     )
-    rows = SparseAutoencoder(parameters).measure(subject, pairs, lambda done, total: None)
-    skeletons = [pairs[row["pair"]].scenario.skeleton for row in rows]
-    return pd.DataFrame(rows).assign(skeleton=skeletons), pairs, subject
+    return measured(probe, subject, pairs), pairs, subject
 
 
 def test_the_whole_probe_on_an_organism(tmp_path: Path) -> None:
@@ -241,18 +238,10 @@ def test_the_whole_probe_on_an_organism(tmp_path: Path) -> None:
     # carries part of the donor's decision.
     full = (margins["full"] - common["m_base"]).sum() / (common["m_donor"] - common["m_base"]).sum()
     assert 0.2 < full < 1.2
-    effects = {effect.name: effect for effect in SparseAutoencoder().summarise(rows, StatisticsConfig())}
+    effects = effects_of(SparseAutoencoder(sizes=SIZES), rows)
     assert 0 < effects["fvu.training"].estimate < effects["fvu.held_out"].estimate < 1
     assert effects["full.recovery"].estimate == pytest.approx(full)
     check_in_float64(rows, pairs, subject, load_file(saved(tmp_path)[0] / "sae_weights.safetensors"))
-    figure = SparseAutoencoder().plot([Panel("an organism", effects, rows), Panel("another", note="not measured")])
-    assert [axes.get_xlabel() for axes in figure.axes][::2] == [
-        "clamped features",
-        "AUC of the feature for the conclusion",
-    ]
-    panel = figure.add_subplot()
-    SparseAutoencoder().plot_main(panel, [Panel("an organism", effects, rows)])
-    assert len(panel.get_title()) <= 45
 
 
 def check_in_float64(rows: pd.DataFrame, pairs: list[Pair], subject: Any, weights: dict[str, torch.Tensor]) -> None:
@@ -345,9 +334,7 @@ def test_summary_finds_what_was_put_in() -> None:
         "necessity_3": 0.7,
     }
     gaps = [2.0 + number for number in range(10)]
-    effects = {
-        effect.name: effect for effect in SparseAutoencoder().summarise(made_rows(recoveries, gaps), StatisticsConfig())
-    }
+    effects = effects_of(SparseAutoencoder(), made_rows(recoveries, gaps))
     expected = {
         "held_out_3.recovery": 0.5,
         "in_sample_3.recovery": 0.6,
@@ -368,7 +355,6 @@ def test_summary_finds_what_was_put_in() -> None:
         "best_cause.auc": 0.5,
     }
     assert {name: effects[name].estimate for name in expected} == pytest.approx(expected)
-    assert all(isinstance(effect, Effect) for effect in effects.values())
 
 
 def test_prompts_unlike_the_training_prompts_are_refused() -> None:
