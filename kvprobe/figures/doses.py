@@ -35,7 +35,8 @@ class Curve:
     def points(self, panel: Panel, metric: str) -> dict[float, Effect]:
         """The effects of one model by size, in rising order."""
         also = {size: panel.effects[name] for size, name in self.also if name in panel.effects}
-        return dict(sorted({**panel.curve(self.condition, metric, **dict(self.fixed)), **also}.items()))
+        fixed: dict[str, Any] = dict(self.fixed)
+        return dict(sorted({**panel.curve(self.condition, metric, **fixed), **also}.items()))
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,15 @@ class Doses:
         """Legend handles."""
         return dose_key(dict(self.curves.values()), marker=self.marker, paper=any(panel.paper for panel in panels))
 
+    def sizes(self, panel: Panel) -> list[float]:
+        """Those of all curves of one model, in rising order."""
+        return sorted({size for curve in self.curves for size in _points(panel, curve, self.metric)})
+
     def _shifts(self, panel: Panel) -> list[float | None]:
         """By how much each curve is moved along the axis; `None` where curves are not set apart."""
         if self.apart is None:
             return [None] * len(self.curves)
-        sizes = sorted({size for curve in self.curves for size in _points(panel, curve, self.metric)})
-        step = self.apart * min(np.diff(sizes), default=1.0)
+        step = self.apart * min(np.diff(self.sizes(panel)), default=1.0)
         return [step * (number - (len(self.curves) - 1) / 2) for number in range(len(self.curves))]
 
 

@@ -97,7 +97,7 @@ class Forced(Doses):
         super().draw(axes, panel)
         length = panel.effects["chains.length"].estimate
         axes.set_xlabel(f"{self.xlabel}\n(whole chains: {length:.0f} on average)")
-        axes.set_xticks(list(panel.curve(next(iter(self.curves)), self.metric)))
+        axes.set_xticks(self.sizes(panel))
 
 
 def figure(panels: Sequence[Panel]) -> FigureSpec:

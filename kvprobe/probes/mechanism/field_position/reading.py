@@ -50,7 +50,7 @@ def effects(sample: Sample, _: FieldPositionProbe) -> Iterator[Effect]:
     """Field-only recovery and suffix dose by slot and by cell, the factors' effects, windows, noise."""
     for _, part in sample.by("slot"):
         yield from dose_effects(part, "{slot}")
-    for *_, part in sample.by("slot", "notes", "mentions"):
+    for _, _, _, part in sample.by("slot", "notes", "mentions"):
         yield from dose_effects(part, CELL)
     for factor in FACTORS:
         yield from factor_effects(sample, factor)
@@ -85,9 +85,8 @@ class CellBars(Bars):
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the cells of one model."""
-        first = {
-            panel.effects[name].parameters["slot"]: name for name in reversed(self.effects) if name in panel.effects
-        }
+        known = [panel.effects[name] for name in self.effects if name in panel.effects]
+        first = {cell.parameters["slot"]: cell.name for cell in reversed(known)}
         slots = {slot: f"{slot}.field_only.recovery" for slot in first}
         paper = {first[slot]: panel.paper[name] for slot, name in slots.items() if name in panel.paper}
         super().draw(axes, replace(panel, paper=paper))
