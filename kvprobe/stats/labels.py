@@ -1,4 +1,4 @@
-"""What an effect is called: a condition with its parameters, and a metric; the printed name follows from them."""
+"""What an effect is called: a condition and a metric with their parameters; the printed name follows from them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Label:
 
     Args:
         condition: what was done, dotted where it has parts; a parameter stands in it as `{parameter}`.
-        metric: what was read.
-        parameters: the values of the condition's parameters.
+        metric: what was read; it may have parameters too (`attention_share_{layer}`).
+        parameters: the values of both.
 
     Raises:
-        ValueError: the condition names a parameter that has no value.
+        ValueError: a parameter has no value.
     """
 
     condition: str
@@ -31,32 +31,36 @@ class Label:
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        missing = [name for name in fields_of(self.condition) if name not in self.parameters]
+        missing = [name for name in fields_of(self.template) if name not in self.parameters]
         if missing:
-            raise ValueError(f"the condition {self.condition!r} has no value for {missing[0]!r}")
+            raise ValueError(f"the effect {self.template!r} has no value for {missing[0]!r}")
+
+    @property
+    def template(self) -> str:
+        """The name with its parameters unfilled: `suffix_{percent}.recovery`."""
+        return f"{self.condition}.{self.metric}" if self.condition else self.metric
 
     @classmethod
     def of(cls, name: str | Label, parameters: Mapping[str, Any] | None = None) -> Label:
-        """A label from `condition.metric`, with the values of the parameters that its condition names.
+        """A label from `condition.metric`, with the values of the parameters that it names.
 
         Args:
             name: the parts joined by a dot; the metric is what follows the last one.
-            parameters: by name; those that the condition does not name are left out.
+            parameters: by name; those that it does not name are left out.
         """
         if isinstance(name, Label):
             return name
         condition, _, metric = name.rpartition(".")
         known = parameters or {}
-        return cls(condition, metric, {key: known[key] for key in fields_of(condition) if key in known})
+        return cls(condition, metric, {key: known[key] for key in fields_of(name) if key in known})
 
     def __str__(self) -> str:
-        condition = self.condition.format(**{key: _shown(value) for key, value in self.parameters.items()})
-        return f"{condition}.{self.metric}" if condition else self.metric
+        return self.template.format(**{key: _shown(value) for key, value in self.parameters.items()})
 
 
-def fields_of(condition: str) -> list[str]:
-    """The parameters that a condition names, in order: `["percent"]` of `suffix_{percent}`."""
-    return [name for _, name, _, _ in string.Formatter().parse(condition) if name]
+def fields_of(template: str) -> list[str]:
+    """The parameters that a template names, in order: `["percent"]` of `suffix_{percent}`."""
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
 def _shown(value: Scalar) -> Scalar:

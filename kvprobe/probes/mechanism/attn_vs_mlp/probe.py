@@ -20,58 +20,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-import pandas as pd
 from pydantic import Field
 
 from kvprobe.engine.components import Components, components
 from kvprobe.engine.forward import prefill
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.prefilled_pair import prefill_pair
 from kvprobe.probes.kit.ranking import held_out_orders, single_positions
-from kvprobe.probes.legacy import Probe
 from kvprobe.probes.mechanism.attn_vs_mlp.residual_parts import Change, change_of, read_parts
-from kvprobe.stats import Effect, StatisticsConfig, maximum, ratio_of_sums
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
 PLACES = ("note", "decision")
-_PAPER_LAYERS = (12, 14, 16, 18, 20, 22, 28)
 
 
 @PROBES.register("attn_vs_mlp")
 class AttnVsMlp(Probe):
     """Whether attention or MLPs write the change of the residual stream, by layer and by source position."""
 
-    name: ClassVar[str] = "attn_vs_mlp"
     needs_all_pairs: ClassVar[bool] = True
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        f"note.attention_share_{layer}": PaperEntry("attn_vs_mlp_write", f"read_layer_{layer}", "attention_share")
-        for layer in _PAPER_LAYERS
-    }
 
-    class Parameters(base.Parameters):
-        """How the note is found."""
-
-        folds: int = Field(5, ge=2, description="groups of skeletons; the note of each is found on the others")
-        seed: int = Field(0, ge=0, description="of the folds")
-        batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
+    folds: int = Field(5, ge=2, description="groups of skeletons; the note of each is found on the others")
+    seed: int = Field(0, ge=0, description="of the folds")
+    batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """For each pair and place a row `read_layer` and `write_layer` per layer, and `source` per segment too."""
         made, singles, common = components(subject), [], []
         for index, pair in enumerate(pairs):
             unedited = prefill_pair(subject, pair)
-            singles.append(single_positions(subject, pair, unedited, self.parameters.batch_size))
+            singles.append(single_positions(subject, pair, unedited, self.batch_size))
             common.append(unedited.common())
             progress(index + 1, 2 * len(pairs))
-        orders = held_out_orders(pairs, singles, self.parameters.folds, self.parameters.seed)
+        orders = held_out_orders(pairs, singles, self.folds, self.seed)
         rows: list[Measurement] = []
         for index, pair in enumerate(pairs):
             places = {"note": orders[index][0], "decision": pair.decision_position}
@@ -79,32 +62,6 @@ class AttnVsMlp(Probe):
             rows += [{"pair": index, **common[index], **row} for row in found]
             progress(len(pairs) + index + 1, 2 * len(pairs))
         return rows
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Attention's share at every layer, what each layer writes, sources of attention, error of the sums."""
-        effects: list[Effect] = []
-        for place in PLACES:
-            part = rows[rows["place"] == place]
-            effects += _read_effects(place, part[part["measurement"] == "read_layer"], statistics)
-            effects += _written_effects(place, part[part["measurement"] == "write_layer"], statistics)
-            effects += _source_effects(place, part[part["measurement"] == "source"], statistics)
-        pairs = rows.groupby("pair")[[statistics.cluster, "noise_floor", "error"]].max()
-        clusters = pairs[statistics.cluster]
-        effects.append(maximum("identity.error", pairs["error"], clusters=clusters, unit="fraction"))
-        effects.append(maximum("noise.margin", pairs["noise_floor"], clusters=clusters))
-        return effects
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Shares by read layer, what each layer writes, and sources; one column for each model."""
-        from kvprobe.probes.mechanism.attn_vs_mlp.figure import draw_attn_vs_mlp
-
-        return draw_attn_vs_mlp(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Attention's share at the note over the depth, all models."""
-        from kvprobe.probes.mechanism.attn_vs_mlp.figure import attn_vs_mlp_panel
-
-        attn_vs_mlp_panel(axes, panels)
 
 
 def source_groups(pair: Pair, position: int) -> list[str]:
@@ -118,11 +75,6 @@ def source_groups(pair: Pair, position: int) -> list[str]:
         else:
             names.append("before" if source < pair.field.start else pair.base.segment_of(source))
     return names
-
-
-def middle_layer(layers: int) -> int:
-    """The layer at two fifths of the depth: 12 of 32, 14 of 36, 16 of 42."""
-    return 2 * layers // 5
 
 
 def _measure_pair(subject: Subject, made: Components, pair: Pair, places: Mapping[str, int]) -> list[Measurement]:
@@ -178,44 +130,3 @@ def _source_rows(change: Change, groups: Sequence[str]) -> list[Measurement]:
         for layer, line in enumerate(change.sources.tolist())
         for name in dict.fromkeys(groups)
     ]
-
-
-def _share(name: str, rows: pd.DataFrame, column: str, statistics: StatisticsConfig) -> list[Effect]:
-    """Sum of a column over the sum of the whole change; nothing where nothing changed."""
-    if not float(rows["total"].sum()):
-        return []
-    clusters = rows[statistics.cluster]
-    return [ratio_of_sums(name, rows[column], rows["total"], clusters=clusters, statistics=statistics)]
-
-
-def _read_effects(place: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-    last = int(rows["layer"].max())
-    names = {str(layer): layer for layer in range(last + 1)} | {"middle": middle_layer(last + 1), "final": last}
-    effects: list[Effect] = []
-    for name, layer in names.items():
-        part = rows[rows["layer"] == layer]
-        effects += _share(f"{place}.attention_share_{name}", part, "attention", statistics)
-    return effects
-
-
-def _written_effects(place: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-    effects: list[Effect] = []
-    for layer, part in rows.groupby("layer"):
-        for kind in ("attention", "mlp"):
-            effects += _share(f"{place}.{kind}_of_layer_{layer:.0f}", part, kind, statistics)
-    return effects
-
-
-def _source_effects(place: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-    """What attention brings from each group of sources, all layers together, as a share of the whole change."""
-    keys = ["pair", "source", statistics.cluster]
-    by_source = rows.groupby(keys, sort=False).agg({"attention": "sum", "total": "first"}).reset_index()
-    pairs = by_source.drop_duplicates("pair")[["pair", statistics.cluster, "total"]]
-    after = by_source[~by_source["source"].isin(["before", "field", "self"])]
-    groups = {str(name): part for name, part in by_source.groupby("source", sort=False)} | {"after_field": after}
-    effects: list[Effect] = []
-    for name, part in groups.items():
-        # A prompt without the segment brings nothing from there.
-        brought = pairs.merge(part.groupby("pair")["attention"].sum().reset_index(), on="pair", how="left")
-        effects += _share(f"{place}.from_{name}", brought.fillna({"attention": 0.0}), "attention", statistics)
-    return effects

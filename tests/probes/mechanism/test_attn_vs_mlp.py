@@ -9,17 +9,16 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from worded_models import aligned, labelled, worded
+from worded_models import aligned, effects_of, measured, worded
 
 from kvprobe.engine.components import components
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import NumericsError
-from kvprobe.figures.legacy.figures import styled
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
-from kvprobe.probes.mechanism.attn_vs_mlp.probe import AttnVsMlp, middle_layer, source_groups
+from kvprobe.probes.mechanism.attn_vs_mlp.probe import AttnVsMlp, source_groups
+from kvprobe.probes.mechanism.attn_vs_mlp.reading import middle_layer
 from kvprobe.probes.mechanism.attn_vs_mlp.residual_parts import Change, Parts, change_of, read_parts
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
@@ -127,14 +126,14 @@ def test_source_groups_cover_every_position() -> None:
     assert [middle_layer(layers) for layers in (6, 32, 36, 42)] == [2, 12, 14, 16]
 
 
-def effects_of(subject: Subject) -> tuple[pd.DataFrame, dict[str, Any]]:
-    probe = AttnVsMlp(AttnVsMlp.Parameters(folds=3))
-    rows = labelled(probe.measure(subject, pairs(), lambda done, total: None), pairs())
-    return rows, {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
+def read_on(subject: Subject) -> tuple[pd.DataFrame, dict[str, Any]]:
+    probe = AttnVsMlp(folds=3)
+    rows = measured(probe, subject, pairs())
+    return rows, effects_of(probe, rows)
 
 
 def test_shares_add_up() -> None:
-    rows, effects = effects_of(worded("gemma2", torch.float32))
+    rows, effects = read_on(worded("gemma2", torch.float32))
     assert not rows[["pair", "m_base", "m_donor", "noise_floor", "error"]].isna().any().any()
     for place, last in (("note", 2), ("decision", 3)):
         written = [
@@ -156,7 +155,7 @@ def test_shares_add_up() -> None:
 
 
 def test_micro_models_bring_it_from_where_their_weights_say() -> None:
-    found = {kind: effects_of(load_subject(f"micro-{kind}", device="cpu"))[1] for kind in ("note-taker", "reader")}
+    found = {kind: read_on(load_subject(f"micro-{kind}", device="cpu"))[1] for kind in ("note-taker", "reader")}
     for effects in found.values():
         # Their MLPs are zero.
         assert effects["decision.attention_share_final"].estimate == pytest.approx(1.0, abs=1e-5)
@@ -165,19 +164,3 @@ def test_micro_models_bring_it_from_where_their_weights_say() -> None:
     # A reader carries the field's value itself to the decision.
     assert found["reader"]["decision.from_field"].estimate > 0.1
     assert found["note-taker"]["note.from_field"].estimate > 0.9
-
-
-def test_figures_of_measured_and_unmeasured_models() -> None:
-    from matplotlib.figure import Figure
-
-    from kvprobe.figures.panel import Panel
-
-    rows, effects = effects_of(worded("llama", torch.float32))
-    panels = [Panel("tiny", effects, rows, {"note.attention_share_1": 0.6}, "Llama-3.1-8B"), Panel("none", note="gate")]
-    figure = AttnVsMlp().plot(panels)
-    figure.draw_without_rendering()
-    assert len(figure.axes) == 6
-    with styled():
-        axes = Figure().subplots()
-        AttnVsMlp().plot_main(axes, panels)
-    assert len(axes.get_title()) <= 45
