@@ -18,7 +18,7 @@ from kvprobe.edit.readings import Cost, Decision, Seam
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
-from kvprobe.html import effect_table, heat_map, token_map
+from kvprobe.html import effect_table, heat_map, html_of, token_map
 from kvprobe.html.effects import bar
 from kvprobe.html.tokens import MOST_TOKENS
 from kvprobe.models.loader import load_subject
@@ -31,6 +31,7 @@ from kvprobe.tasks.context import Context, TokenizedContext, decoded_texts, toke
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import align
 from kvprobe.tasks.tokenizer import build_tokenizer
+from kvprobe.viewing import Viewable
 from tests.tiny_models import tiny, tokens
 
 EVIL = "<script>alert('x')</script> & \"</span>"
@@ -142,6 +143,20 @@ def test_a_long_prompt_is_cut_in_the_middle() -> None:
     assert "51 tokens are left out" in shown.text
     assert shown.tokens[0][-1] == "b"
     assert len(page(token_map(context, np.ones(len(context.token_ids)))).tokens[0]) == MOST_TOKENS
+
+
+def test_whatever_shows_itself_has_a_view() -> None:
+    kinds = Viewable.__subclasses__()
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert html_of.dispatch(kind) is not html_of.dispatch(object), kind
+    with pytest.raises(TypeError, match="int has no view"):
+        html_of(3)
+
+
+def test_without_anything_that_draws_the_text_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Viewable, "drawn_by", None)
+    assert Receipt()._repr_html_() is None
 
 
 @pytest.fixture(scope="module")
