@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from kvprobe.errors import ConfigError, UnsupportedError, WorkerLostError
 from kvprobe.runs import provenance
 from kvprobe.runs.capacity import limit_threads
-from kvprobe.runs.executors import LOST, RETRIES, Measure, ModelTask, Outcomes, StoppedError, Tell, WorkerExecutor
+from kvprobe.runs.executors import LOST, RETRIES, Measure, ModelTask, Outcomes, Tell, WorkerExecutor
 from kvprobe.runs.ray_resources import demand, needs_of, places_on, told
 from kvprobe.runs.subjects import SubjectCache, SubjectLoader
 
@@ -91,9 +91,9 @@ class RayExecutor(WorkerExecutor):
         load_subject: SubjectLoader,
         start: Callable[[], None] | None = None,
     ) -> None:
-        self.jobs = self.models_left = len(set(models))
+        super().__init__(len(set(models)))
+        self.models_left = self.jobs
         self.threads = threads
-        self.stopped = threading.Event()
         self._address = address
         self._settings = load_subject, threads, start
         self._crews: list[_Crew] = []
@@ -179,10 +179,14 @@ class _Crew:
         except RayTaskError as error:
             raise error.cause from error
         except RayError as error:
-            self._refuse_if_stopped()
+            self._executor.refuse_if_stopped()
             raise WorkerLostError(LOST) from error
         finally:
             self._idle.put((actor, None))
+
+    def wait(self, seconds: float) -> None:
+        """Wait, or raise `StoppedError` as soon as the run is stopped."""
+        self._executor.refuse_if_stopped(seconds)
 
     def dismiss(self) -> None:
         """End the actors, whatever they do."""
@@ -196,7 +200,7 @@ class _Crew:
     def _free_actor(self) -> Any:
         """An actor that has nothing to do: the first that is ready, where all are busy or still beginning."""
         with self._lock:
-            self._refuse_if_stopped()
+            self._executor.refuse_if_stopped()
             if self._idle.empty() and len(self._actors) < self.size:
                 self._begin()
         while True:
@@ -221,7 +225,7 @@ class _Crew:
         """What `look` finds, again and again, as long as there is a node that could hold a worker."""
         placeless_since = None
         while True:
-            self._refuse_if_stopped()
+            self._executor.refuse_if_stopped()
             try:
                 return look()
             except nothing:
@@ -229,10 +233,6 @@ class _Crew:
                 placeless_since = None if self._count_places() else placeless_since or now
                 if placeless_since is not None and now - placeless_since > PATIENCE:
                     self._places()
-
-    def _refuse_if_stopped(self) -> None:
-        if self._executor.stopped.is_set():
-            raise StoppedError
 
     def _places(self) -> int:
         """How many workers of this model the cluster could hold if nothing else ran there."""

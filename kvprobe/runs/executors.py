@@ -7,6 +7,8 @@ model. Which executor it is, and how many workers there are, changes no byte of 
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -65,6 +67,10 @@ class Crew(Protocol):
         """
         ...
 
+    def wait(self, seconds: float) -> None:
+        """Wait, or raise `StoppedError` as soon as the run is stopped."""
+        ...
+
 
 Measure = Callable[[ModelTask, Crew, events.Listener], TaskOutcome]
 Tell = Callable[[ModelTask, events.Event], None]
@@ -108,6 +114,10 @@ class InProcessExecutor:
         """What `work` returns or raises."""
         return work(self._subjects, *arguments)
 
+    def wait(self, seconds: float) -> None:
+        """Wait; Ctrl-C raises here."""
+        time.sleep(seconds)
+
 
 class StoppedError(BaseException):
     """The run was interrupted; it passes whatever handles errors of the work itself."""
@@ -120,7 +130,14 @@ class WorkerExecutor(ABC):
         jobs: tasks measured at the same time.
     """
 
-    jobs: int
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self.stopped = threading.Event()
+
+    def refuse_if_stopped(self, wait: float = 0.0) -> None:
+        """Raise `StoppedError` where the run was stopped, or is within so many seconds."""
+        if self.stopped.wait(wait):
+            raise StoppedError
 
     @abstractmethod
     def lanes(self, tasks: Sequence[ModelTask]) -> list[list[ModelTask]]:

@@ -30,6 +30,7 @@ _FATAL = (ConfigError, UnknownNameError, StoreError)
 # few rightly is not held up.
 _PREVIEWED = 8
 _PROMISING = 2
+_WAIT = 0.5  # seconds between looks at a cell that another process measures
 
 
 def measure_task(task: ModelTask, crew: Crew, emit: events.Listener) -> TaskOutcome:
@@ -73,6 +74,7 @@ class _ModelRun:
         self._crew, self._emit = crew, emit
         self._tables: dict[str, pa.Table] = {}
         self._failures: dict[str, str] = {}
+        self._damaged: set[str] = set()
 
     def outcome(self) -> ModelOutcome:
         models = self._plan.config.models
@@ -99,7 +101,7 @@ class _ModelRun:
         self._emit(events.ModelReady(self._name, *counts, prepared.peak_bytes))
         if not self._tables and (refused := self._refused_early(prepared)):
             return refused
-        spread(self._crew, lambda cell: self._measure(cell, prepared), pending)
+        self._measure_all(pending)
         return self._summed_up(prepared, cells)
 
     def _find(self, cell: Cell) -> bool:
@@ -107,15 +109,45 @@ class _ModelRun:
         try:
             stored = self._store.load(cell.key)
         except DamagedCellError as error:
-            self._store.log("damaged", cell=cell.key)
-            self._emit(events.Warned(str(error)))
+            if cell.key not in self._damaged:
+                self._store.log("damaged", cell=cell.key)
+                self._emit(events.Warned(str(error)))
+            self._damaged.add(cell.key)
             return False
         if stored is not None:
             self._tables[cell.key] = stored.table
         return stored is not None
 
-    def _measure(self, cell: Cell, prepared: Preparation) -> None:
-        """Measure and store a cell that remains."""
+    def _measure_all(self, cells: Sequence[Cell]) -> None:
+        """Measure and store cells; those that another process is measuring are waited for."""
+        elsewhere: list[Cell] = []
+
+        def measure(cell: Cell) -> None:
+            if not self._measure_or_find(cell):
+                elsewhere.append(cell)
+
+        def wait_for(cell: Cell) -> None:
+            while not self._measure_or_find(cell):
+                self._crew.wait(_WAIT)
+
+        spread(self._crew, measure, cells)
+        if elsewhere:
+            count = f"{len(elsewhere)} cells" if len(elsewhere) > 1 else "a cell"
+            where = f"{count} of {self._name} into {self._store.folder.parent}"
+            self._emit(events.Warned(f"Another process measures {where}; this one waits for it."))
+            spread(self._crew, wait_for, elsewhere)
+
+    def _measure_or_find(self, cell: Cell) -> bool:
+        """Whether the cell is done with; not while another process measures it."""
+        with self._store.claimed(cell.key) as mine:
+            if mine and self._find(cell):
+                rows = self._tables[cell.key].num_rows
+                self._emit(events.CellFinished(cell.model, cell.block, cell.key, rows, 0.0))
+            elif mine:
+                self._measure(cell)
+            return mine
+
+    def _measure(self, cell: Cell) -> None:
         try:
             outcome = self._crew.do(_measure_cell, self._plan.probe, cell, events.HereOnly(self._emit))
         except WorkerLostError as error:
@@ -125,7 +157,7 @@ class _ModelRun:
             self._store.log("failed", cell=cell.key, message=outcome.failure)
             self._emit(events.CellFailed(cell.model, cell.block, outcome.failure))
             return
-        stored = self._store.save(cell.key, outcome.rows, cell_provenance(cell, prepared, self._plan.config))
+        stored = self._store.save(cell.content, outcome.rows, cell_provenance(cell, self._plan.config))
         self._tables[cell.key] = stored.table
         seconds = round(outcome.seconds, 3)
         self._store.log("cell", cell=cell.key, model=cell.model, block=cell.block, seconds=seconds)

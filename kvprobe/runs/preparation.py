@@ -30,13 +30,15 @@ class Cell:
         block: number of the block within the model.
         first: index of its first pair among the model's aligned pairs.
         pairs: the aligned pairs of the block.
-        key: hash of everything that determines the cell.
+        content: everything that determines the cell, as plain values.
+        key: hash of its content.
     """
 
     model: str
     block: int
     first: int
     pairs: tuple[Pair, ...]
+    content: Mapping[str, Any]
     key: str
 
 
@@ -194,23 +196,17 @@ def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) ->
     for block, first in enumerate(range(0, len(prepared.pairs), size)):
         pairs = prepared.pairs[first : first + size]
         content = {**common, "first": first, "pairs": [provenance.pair_record(pair) for pair in pairs]}
-        cells.append(Cell(prepared.name, block, first, pairs, provenance.cell_key(content)))
+        cells.append(Cell(prepared.name, block, first, pairs, content, provenance.cell_key(content)))
     return cells
 
 
-def cell_provenance(cell: Cell, prepared: Preparation, config: ExperimentConfig) -> dict[str, Any]:
-    """What is written beside a cell's rows: everything a record names (design section 6)."""
+def cell_provenance(cell: Cell, config: ExperimentConfig) -> dict[str, Any]:
+    """What is written beside a cell's rows and what determines them: the run that measured it (design section 6)."""
     return {
         "experiment": config.name,
         "experiment_hash": config.hash,
-        "model": cell.model,
         "block": cell.block,
-        "identity": {key: value for key, value in prepared.identity.items() if key != "source"},
-        "probe": config.probe,
         "task": config.task.model_dump(mode="json"),
-        "pairs": [provenance.pair_record(pair) for pair in cell.pairs],
-        "source": provenance.source_hash(),
-        "packages": provenance.package_versions(),
         "code": provenance.code_version(),
         "threads": provenance.threads(),
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvprobe.errors import WorkerLostError
 from kvprobe.runs.capacity import limit_threads
-from kvprobe.runs.executors import LOST, RETRIES, ModelTask, StoppedError, WorkerExecutor
+from kvprobe.runs.executors import LOST, RETRIES, ModelTask, WorkerExecutor
 from kvprobe.runs.subjects import SubjectCache, SubjectLoader
 
 _subjects: SubjectCache | None = None
@@ -37,8 +37,8 @@ class ProcessExecutor(WorkerExecutor):
     def __init__(
         self, jobs: int, threads: int, load_subject: SubjectLoader, start: Callable[[], None] | None = None
     ) -> None:
-        self.jobs = jobs
-        self._workers = [_Worker(threads, load_subject, start) for _ in range(jobs)]
+        super().__init__(jobs)
+        self._workers = [_Worker(self, threads, load_subject, start) for _ in range(jobs)]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -58,6 +58,7 @@ class ProcessExecutor(WorkerExecutor):
 
     def stop(self) -> None:
         """Kill all processes."""
+        self.stopped.set()
         for worker in self._workers:
             worker.stop()
 
@@ -68,11 +69,11 @@ class _Worker:
     size = 1
     _starting = threading.Lock()
 
-    def __init__(self, *settings: Any) -> None:
+    def __init__(self, executor: ProcessExecutor, *settings: Any) -> None:
+        self._executor = executor
         self._settings = settings
         self._pool: ProcessPoolExecutor | None = None
         self._processes: set[BaseProcess] = set()
-        self._stopped = False
 
     def do(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """What `work` returns or raises in the process.
@@ -87,14 +88,17 @@ class _Worker:
                 return self._running().submit(_do, call).result()
             except BrokenProcessPool as error:
                 self._pool = None
-                if lost == RETRIES and not self._stopped:
+                if lost == RETRIES and not self._executor.stopped.is_set():
                     raise WorkerLostError(LOST) from error
         raise AssertionError("it ends with an answer or an error")
+
+    def wait(self, seconds: float) -> None:
+        """Wait, or raise `StoppedError` as soon as the run is stopped."""
+        self._executor.refuse_if_stopped(seconds)
 
     def stop(self) -> None:
         """Kill the process; none is started in its place."""
         with self._starting:
-            self._stopped = True
             for process in self._processes:
                 process.kill()
             pool = self._pool
@@ -103,8 +107,7 @@ class _Worker:
 
     def _running(self) -> ProcessPoolExecutor:
         with self._starting:
-            if self._stopped:
-                raise StoppedError
+            self._executor.refuse_if_stopped()
             if self._pool is None:
                 others = set(multiprocessing.active_children())
                 context = multiprocessing.get_context("spawn")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.gate import GateReport
 from kvprobe.runs.readings import EffectsOfRows, read_effects
 from kvprobe.runs.records import StoredEffect
+from kvprobe.runs.store import read_json
 from kvprobe.stats import Effect
 from kvprobe.viewing import Viewable
 
@@ -187,7 +187,7 @@ def load_result(folder: str | Path) -> RunResult:
     """
     path = Path(folder)
     try:
-        record = json.loads((path / SUMMARY).read_bytes())
+        record = read_json((path / SUMMARY).read_bytes())
         config = ExperimentConfig.model_validate(
             {**record["config"], "source": record["source"], "profile": record["profile"]}
         )

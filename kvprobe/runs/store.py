@@ -6,7 +6,8 @@
                                 summary.json     effects and verdicts
                                 log.jsonl        times, machine, command: all that may differ between runs
 
-A cell counts as finished when its `.json` is there, which is written last and holds the checksum of the rows.
+A cell counts as finished when its record, the `.json`, is there. It is written last, names everything that determines
+the cell, whose hash is the key, and is signed with a checksum over itself and the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import io
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +27,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
 from kvprobe.errors import KvprobeError, NumericsError, StoreError
+from kvprobe.runs.provenance import cell_key
 
 SHORT_HASH = 12
 
@@ -37,11 +41,12 @@ class DamagedCellError(KvprobeError):
 
 @dataclass(frozen=True)
 class StoredCell:
-    """A finished cell: its rows and its provenance."""
+    """A finished cell: its rows, what determines them, and the run that measured it."""
 
     key: str
     table: pa.Table
-    provenance: dict[str, Any]
+    content: Mapping[str, Any]
+    provenance: Mapping[str, Any]
 
 
 class Store:
@@ -74,36 +79,68 @@ class Store:
         """The finished cell `key`, from this folder or from another hash of the same experiment; else `None`.
 
         Raises:
-            DamagedCellError: it is there but not whole.
+            DamagedCellError: it is there but not whole, or is another one.
             StoreError: it cannot be read.
         """
-        own = self._read(self.cells, key)
-        if own is not None:
-            return own
-        for sibling in sorted(self.folder.parent.glob(f"*/cells/{key}.json")):
+        damage: DamagedCellError | None = None
+        for folder in [self.cells, *sorted(self.folder.parent.glob("*/cells"))]:
             try:
-                found = self._read(sibling.parent, key)
-            except DamagedCellError:
+                found = _read_cell(folder, key)
+            except DamagedCellError as error:
+                damage = damage or error
                 continue
             if found is not None:
-                for suffix in (".parquet", ".json"):
-                    self._write(self.cells / f"{key}{suffix}", (sibling.parent / f"{key}{suffix}").read_bytes())
+                if folder != self.cells:
+                    for suffix in (".parquet", ".json"):
+                        self._write(self.cells / f"{key}{suffix}", (folder / f"{key}{suffix}").read_bytes())
                 return found
+        if damage is not None:
+            raise damage
         return None
 
-    def save(self, key: str, rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> StoredCell:
-        """Write a finished cell; bytes depend on the rows and the provenance alone.
+    def save(
+        self, content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
+    ) -> StoredCell:
+        """Write a finished cell; bytes depend on the arguments alone.
+
+        Args:
+            content: everything that determines the cell.
+            rows: measured.
+            provenance: what else is told of it.
 
         Raises:
             NumericsError: a row holds NaN or infinity.
             StoreError: the folder cannot be written.
         """
-        table = table_of(rows)
+        key, table = cell_key(content), table_of(rows)
         data = parquet_bytes(table)
-        meta = {"key": key, "rows": table.num_rows, "sha256": hashlib.sha256(data).hexdigest(), **provenance}
+        record = {"key": key, "content": content, "rows": table.num_rows, "provenance": provenance}
         self._write(self.cells / f"{key}.parquet", data)
-        self._write(self.cells / f"{key}.json", json_bytes(meta))
-        return StoredCell(key, table, meta)
+        self._write(self.cells / f"{key}.json", json_bytes(signed(record, data)))
+        return StoredCell(key, table, content, provenance)
+
+    @contextmanager
+    def claimed(self, key: str) -> Iterator[bool]:
+        """Whether this process alone may measure the cell inside the block; not while another one does.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        file = self._lock_file(key)
+        lock = FileLock(file)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+        try:
+            yield True
+        finally:
+            # Who waits for it finds the cell finished, so that it may go before it is released.
+            file.unlink(missing_ok=True)
+            lock.release()
 
     def write_table(self, name: str, table: pa.Table) -> Path:
         """Write `table` as `name` in the experiment's folder."""
@@ -126,24 +163,6 @@ class Store:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
-    def _read(self, folder: Path, key: str) -> StoredCell | None:
-        meta_file, data_file = folder / f"{key}.json", folder / f"{key}.parquet"
-        if not meta_file.exists():
-            return None
-        damaged = f"The stored cell {key[:SHORT_HASH]} is damaged"
-        try:
-            meta = json.loads(meta_file.read_bytes())
-            data = data_file.read_bytes()
-        except FileNotFoundError as error:
-            raise DamagedCellError(f"{damaged} (its rows are missing); it is measured again.") from error
-        except ValueError as error:
-            raise DamagedCellError(f"{damaged} (its record is not JSON); it is measured again.") from error
-        except OSError as error:
-            raise StoreError(f"The results folder {folder} cannot be read ({error.strerror}).") from error
-        if not isinstance(meta, dict) or meta.get("sha256") != hashlib.sha256(data).hexdigest():
-            raise DamagedCellError(f"{damaged} (its checksum does not match); it is measured again.")
-        return StoredCell(key, pq.read_table(io.BytesIO(data)), meta)
-
     def _write(self, path: Path, data: bytes) -> Path:
         try:
             return write_atomically(path, data)
@@ -156,6 +175,44 @@ class Store:
             host, _, process = leftover.name.removesuffix(".tmp").rpartition(".")
             if host.endswith(f"@{_host()}") and process.isdigit() and not _alive(int(process)):
                 leftover.unlink(missing_ok=True)
+        for lock in self.folder.parent.glob(".*.lock"):
+            if (self.cells / f"{lock.stem[1:]}.json").exists():
+                lock.unlink(missing_ok=True)
+
+    def _lock_file(self, key: str) -> Path:
+        """Of a cell under way, whichever hash of the experiment asks for it."""
+        return self.folder.parent / f".{key}.lock"
+
+
+def _read_cell(folder: Path, key: str) -> StoredCell | None:
+    record_file, data_file = folder / f"{key}.json", folder / f"{key}.parquet"
+    if not record_file.exists():
+        return None
+
+    def damaged(why: str) -> DamagedCellError:
+        return DamagedCellError(f"The stored cell {key[:SHORT_HASH]} is damaged ({why}); it is measured again.")
+
+    try:
+        record = read_json(record_file.read_bytes())
+        data = data_file.read_bytes()
+    except FileNotFoundError as error:
+        raise damaged("its rows are missing") from error
+    except ValueError as error:
+        raise damaged("its record is not JSON") from error
+    except OSError as error:
+        raise StoreError(f"The results folder {folder} cannot be read ({error.strerror}).") from error
+    if not is_signed(record, data):
+        raise damaged("its checksum does not match")
+    try:
+        table = pq.read_table(io.BytesIO(data))
+        content, rows, provenance = record["content"], record["rows"], record["provenance"]
+    except (KeyError, ValueError, OSError) as error:
+        raise damaged("it is of another form") from error
+    if record["key"] != key or cell_key(content) != key:
+        raise damaged("it is another cell")
+    if table.num_rows != rows:
+        raise damaged(f"it has {table.num_rows} rows and not {rows}")
+    return StoredCell(key, table, content, provenance)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -196,6 +253,31 @@ def parquet_bytes(table: pa.Table) -> bytes:
 def json_bytes(content: Any) -> bytes:
     """Strict JSON with sorted keys."""
     return (json.dumps(content, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(data: bytes) -> Any:
+    """What strict JSON says.
+
+    Raises:
+        ValueError: it is no JSON, or holds `NaN` or `Infinity`, which are none.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(data, parse_constant=refuse)
+
+
+def signed(record: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+    """The record with a checksum over itself and the bytes that it tells of."""
+    return {**record, "sha256": hashlib.sha256(json_bytes(record) + data).hexdigest()}
+
+
+def is_signed(record: Any, data: bytes) -> bool:
+    """Whether neither was changed since `signed`."""
+    if not isinstance(record, dict):
+        return False
+    return record == signed({key: value for key, value in record.items() if key != "sha256"}, data)
 
 
 def write_atomically(path: Path, data: bytes) -> Path:

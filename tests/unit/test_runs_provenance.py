@@ -81,7 +81,7 @@ def test_a_key_depends_on_content_not_on_order() -> None:
 
 
 def test_a_plugins_own_source_counts() -> None:
-    assert provenance.plugin_hash(Cell("m", 0, 0, (), "k")) != "unknown"
+    assert provenance.plugin_hash(Cell("m", 0, 0, (), {}, "k")) != "unknown"
     assert provenance.plugin_hash(SimpleNamespace()) in {"unknown", provenance.plugin_hash(SimpleNamespace())}
 
 
@@ -89,7 +89,7 @@ def test_a_plugins_own_source_counts() -> None:
 def test_rows_must_say_which_pair_they_are_of(row: dict[str, object]) -> None:
     pair = SimpleNamespace()
     with pytest.raises(ValueError, match="index into the pairs"):
-        labelled([row], Cell("m", 0, 0, (pair,), "k"))  # type: ignore[arg-type]
+        labelled([row], Cell("m", 0, 0, (pair,), {}, "k"))  # type: ignore[arg-type]
 
 
 def test_what_ships_with_kvprobe_is_told_by_its_place_in_the_package() -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from kvprobe.runs.claims import Outcome
 from kvprobe.runs.events import Tracker
 from kvprobe.runs.executors import InProcessExecutor, Measure, ModelTask, Outcomes, Tell
 from kvprobe.runs.results import RunResult, Status
+from kvprobe.runs.store import Store
 from kvprobe.tasks.gated_decision import GatedDecision
 
 
@@ -80,9 +83,9 @@ def test_every_row_names_where_it_comes_from(tmp_path: Path, probe: FakeProbe) -
     assert set(rows["cell"]) == {key for model in result.models.values() for key in model.cells}
     assert len(rows) == 2 * sum(model.gate.measured for model in result.models.values() if model.gate)
     beside = json.loads((result.folder / "cells" / f"{rows['cell'][0]}.json").read_text())
-    assert beside["identity"]["weights_sha256"] == "red-weights"
-    assert {"code", "packages", "pairs", "threads", "sha256", "experiment_hash"} <= set(beside)
-    assert {"base", "donor"} <= set(beside["pairs"][0])
+    assert beside["content"]["identity"]["weights_sha256"] == "red-weights"
+    assert {"code", "threads", "experiment_hash"} <= set(beside["provenance"])
+    assert {"base", "donor"} <= set(beside["content"]["pairs"][0])
     # The i-th pair is the same for both models, so paired comparisons between models are possible.
     by_model = rows.groupby("model")["pair_id"].unique()
     assert list(by_model["red"]) == list(by_model["blue"])
@@ -240,6 +243,52 @@ def test_kill_9_then_rerun_gives_the_bytes_of_an_uninterrupted_run(tmp_path: Pat
     assert set(finished) <= set(cells)
     assert len(finished) >= len(cells) - 2
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_two_processes_on_one_folder_share_the_work(tmp_path: Path, probe: FakeProbe) -> None:
+    shared = tmp_path / "shared"
+    with start(shared, 0.4) as one, start(shared, 0.4) as other:
+        for process in (one, other):
+            process.communicate()
+    assert (one.returncode, other.returncode) == (0, 0)
+    logs = [json.loads(line) for log in shared.rglob("log.jsonl") for line in log.read_text().splitlines()]
+    measured = [entry["cell"] for entry in logs if entry["event"] == "cell"]
+    assert len(measured) == len(set(measured)) == 10
+    with start(tmp_path / "whole", 0) as whole:
+        whole.communicate()
+    assert whole.returncode == 0
+    assert contents(shared) == contents(tmp_path / "whole")
+
+
+def test_a_cell_that_another_process_measures_is_waited_for(tmp_path: Path, probe: FakeProbe) -> None:
+    cells = run(tmp_path / "whole").models["red"].cells
+    other = Store(tmp_path / "cut", "fake", "ab" * 32)
+    whole = Store(tmp_path / "whole", "fake", config().hash)
+
+    def finish() -> None:
+        """Another process, whose claims are others, finishes the cell when this one has nothing else to do."""
+        with other.claimed(cells[0]) as mine:
+            assert mine
+            begun.set()
+            deadline = time.monotonic() + 60
+            while not any(isinstance(event, events.Warned) for event in seen) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for suffix in (".parquet", ".json"):
+                file = whole.cells / f"{cells[0]}{suffix}"
+                (other.cells / file.name).write_bytes(file.read_bytes())
+
+    probe.measured.clear()
+    seen: list[events.Event] = []
+    begun = threading.Event()
+    thread = threading.Thread(target=finish)
+    thread.start()
+    assert begun.wait(60)
+    result = run(tmp_path / "cut", on_event=seen.append)
+    thread.join()
+    (warned,) = (event for event in seen if isinstance(event, events.Warned))
+    assert warned.message.startswith("Another process measures a cell of red into ")
+    assert len(probe.measured) == 9
+    assert contents(result.folder) == contents(whole.folder)
 
 
 @pytest.mark.parametrize("error", [NumericsError("The logits are NaN."), OutOfMemoryError("No room for one row.")])

@@ -6,6 +6,8 @@ import errno
 import io
 import json
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from kvprobe.runs.store import (
     DamagedCellError,
     Store,
     concatenated,
+    json_bytes,
     parquet_bytes,
+    signed,
     table_of,
     write_atomically,
 )
@@ -38,13 +42,17 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path, "fake", "ab" * 32)
 
 
+CONTENT = {"model": "m", "identity": {"weights_sha256": "w"}, "first": 0}
+KEY = provenance.cell_key(CONTENT)
+
+
 def test_a_cell_comes_back_as_it_was_written(store: Store) -> None:
-    assert store.load("key") is None
-    saved = store.save("key", ROWS, {"model": "m"})
-    loaded = store.load("key")
+    assert store.load(KEY) is None
+    saved = store.save(CONTENT, ROWS, {"code": "c"})
+    loaded = store.load(KEY)
     assert loaded is not None
     assert loaded.table.equals(saved.table)
-    assert loaded.provenance["model"] == "m"
+    assert replace(loaded, table=saved.table) == saved
     assert loaded.table.to_pylist() == [
         {"pair": 0, "margin": 1.5, "word": "a", "flag": None},
         {"pair": 1, "margin": None, "word": None, "flag": True},
@@ -82,18 +90,116 @@ def lose_the_record(cell: Path) -> None:
     cell.with_suffix(".json").unlink()
 
 
-DAMAGE = [truncate, flip_a_bit, lose_the_rows, half_a_record, empty_record, another_record]
+def another_commit(cell: Path) -> None:
+    record = json.loads(cell.with_suffix(".json").read_text())
+    record["provenance"]["code"] = {"commit": "another"}
+    cell.with_suffix(".json").write_bytes(json_bytes(record))
+
+
+def no_number(cell: Path) -> None:
+    text = cell.with_suffix(".json").read_text()
+    cell.with_suffix(".json").write_text(re.sub(r'"first": \d+', '"first": NaN', text))
+
+
+def swap(cell: Path) -> None:
+    """With any other cell of the folder, or with itself where there is none."""
+    for suffix in (".json", ".parquet"):
+        one, other = cell.with_suffix(suffix), max(cell.parent.glob(f"*{suffix}"), key=lambda file: file != cell)
+        contents = one.read_bytes(), other.read_bytes()
+        other.write_bytes(contents[0])
+        one.write_bytes(contents[1])
+
+
+DAMAGE = [truncate, flip_a_bit, lose_the_rows, half_a_record, empty_record, another_record, another_commit, no_number]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_found(store: Store, damage: Any) -> None:
-    store.save("key", ROWS, {})
-    damage(store.cells / "key")
-    with pytest.raises(DamagedCellError, match=r"^The stored cell key is damaged \(.*\); it is measured again\.$"):
-        store.load("key")
+    store.save(CONTENT, ROWS, {"code": "c"})
+    damage(store.cells / KEY)
+    told = rf"^The stored cell {KEY[:12]} is damaged \(.*\); it is measured again\.$"
+    with pytest.raises(DamagedCellError, match=told):
+        store.load(KEY)
 
 
-@pytest.mark.parametrize("damage", [*DAMAGE, lose_the_record])
+names = st.sampled_from(["model", "identity", "first", "code"])
+plain = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=2))
+records = st.dictionaries(names, plain, max_size=3)
+
+
+def says_the_same(one: bytes, other: bytes) -> bool:
+    """Whether two JSON texts differ in blanks at most."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def without_checksum(store: Store, key: str) -> dict[str, Any]:
+    record = json.loads((store.cells / f"{key}.json").read_bytes())
+    return {name: value for name, value in record.items() if name != "sha256"}
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_whatever_is_changed_in_a_cell_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Any byte of either file, any part of the record, or the whole of it for another cell's."""
+    store = Store(tmp_path_factory.mktemp("results"), "fake", "ab" * 32)
+    content, other = data.draw(st.lists(records, min_size=2, max_size=2, unique_by=provenance.cell_key))
+    stored, another = store.save(content, ROWS, {"code": "c"}), store.save(other, ROWS, {"code": "c"})
+    record = store.cells / f"{stored.key}.json"
+    match data.draw(st.sampled_from(["byte", "part", "signed", "cell", "rows"])):
+        case "byte":
+            file = data.draw(st.sampled_from([record, record.with_suffix(".parquet")]))
+            old = file.read_bytes()
+            place, byte = data.draw(st.integers(0, len(old) - 1)), data.draw(st.integers(0, 255))
+            file.write_bytes(old[:place] + bytes([byte]) + old[place + 1 :])
+            changed = file.read_bytes() != old and not (file == record and says_the_same(file.read_bytes(), old))
+        case "part":
+            told = json.loads(record.read_bytes())
+            name = data.draw(st.sampled_from(sorted(told)))
+            value = data.draw(plain)
+            changed = told[name] != value or type(told[name]) is not type(value)
+            record.write_bytes(json_bytes({**told, name: value}))
+        case "signed":  # what was measured, told of otherwise and signed again
+            changed = True
+            rows = record.with_suffix(".parquet").read_bytes()
+            told = {**without_checksum(store, stored.key), "content": other}
+            record.write_bytes(json_bytes(signed(told, rows)))
+        case "cell":
+            changed = True
+            for suffix in (".json", ".parquet"):
+                record.with_suffix(suffix).write_bytes((store.cells / f"{another.key}{suffix}").read_bytes())
+        case "rows":
+            rows = parquet_bytes(table_of([*ROWS, {"pair": 2}]))
+            changed = True
+            record.with_suffix(".parquet").write_bytes(rows)
+            record.write_bytes(json_bytes(signed(without_checksum(store, stored.key), rows)))
+    if not changed:
+        assert store.load(stored.key) is not None
+        return
+    with pytest.raises(DamagedCellError, match="it is measured again"):
+        store.load(stored.key)
+
+
+def test_one_process_at_a_time_may_measure_a_cell(store: Store) -> None:
+    other = Store(store.root, "fake", "cd" * 32)  # with other claims, say
+    with store.claimed(KEY) as mine:
+        assert mine
+        with other.claimed(KEY) as theirs:
+            assert not theirs
+        with other.claimed("another") as theirs:
+            assert theirs
+        store.save(CONTENT, ROWS, {})
+    with other.claimed(KEY) as theirs:
+        assert theirs
+        assert other.load(KEY) is not None
+    assert not list(store.root.rglob("*.lock"))
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, swap, lose_the_record])
 def test_a_damaged_cell_is_told_and_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any
 ) -> None:
@@ -111,22 +217,26 @@ def test_a_damaged_cell_is_told_and_measured_again(
     probe.measured.clear()
     seen.clear()
     run()
-    assert len(probe.measured) == 1
+    cells = 2 if damage is swap else 1
+    assert len(probe.measured) == cells
     warnings = [event for event in seen if isinstance(event, events.Warned)]
-    assert len(warnings) == (0 if damage is lose_the_record else 1)
+    assert len(warnings) == (0 if damage is lose_the_record else cells)
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl"}
     assert after == before
 
 
-def test_a_damaged_sibling_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_damaged_sibling_is_told_and_not_taken_over(tmp_path: Path) -> None:
     old = Store(tmp_path, "fake", "aa" * 32)
-    old.save("key", ROWS, {})
-    flip_a_bit(old.cells / "key")
+    old.save(CONTENT, ROWS, {})
+    flip_a_bit(old.cells / KEY)
     new = Store(tmp_path, "fake", "bb" * 32)
-    assert new.load("key") is None
-    old.save("key", ROWS, {})
-    assert new.load("key") is not None
-    assert (new.cells / "key.parquet").read_bytes() == (old.cells / "key.parquet").read_bytes()
+    with pytest.raises(DamagedCellError):
+        new.load(KEY)
+    old.save(CONTENT, ROWS, {})
+    assert new.load(KEY) is not None
+    assert (new.cells / f"{KEY}.parquet").read_bytes() == (old.cells / f"{KEY}.parquet").read_bytes()
+    flip_a_bit(old.cells / KEY)
+    assert new.load(KEY) is not None
 
 
 @pytest.mark.parametrize("place", ["write", "fsync", "replace"])
@@ -161,7 +271,7 @@ def test_full_and_read_only_disks_are_one_sentence(store: Store, monkeypatch: py
 
     monkeypatch.setattr("kvprobe.runs.store.write_atomically", refuse(errno.ENOSPC))
     with pytest.raises(StoreError, match=r"cannot be written \(No space left on device\)"):
-        store.save("key", ROWS, {})
+        store.save(CONTENT, ROWS, {})
     monkeypatch.setattr(Path, "touch", refuse(errno.EROFS))
     with pytest.raises(StoreError, match=r"cannot be written \(Read-only file system\)"):
         Store(store.root, "fake", "cc" * 32)
@@ -192,7 +302,7 @@ def test_what_a_killed_run_left_is_swept_away_and_what_a_living_one_writes_is_no
         file.write_bytes(b"half")
     Store(store.root, "fake", "ab" * 32)
     assert [file.exists() for file in (dead, alive, elsewhere)] == [False, True, True]
-    assert store.load("key") is None
+    assert store.load(KEY) is None
 
 
 values = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False))
@@ -228,7 +338,7 @@ def test_numpy_values_are_plain_values() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("nan")])
 def test_what_is_no_number_is_refused(store: Store, value: float) -> None:
     with pytest.raises(NumericsError, match="'margin' is"):
-        store.save("key", [{"margin": value}], {})
+        store.save(CONTENT, [{"margin": value}], {})
     assert list(store.cells.iterdir()) == []
 
 
@@ -247,6 +357,9 @@ def test_reading_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be read"):
         read_rows(tmp_path)
     (tmp_path / "summary.json").write_text('{"config": ')
+    with pytest.raises(StoreError, match="is damaged"):
+        load_result(tmp_path)
+    (tmp_path / "summary.json").write_text('{"config": NaN}')
     with pytest.raises(StoreError, match="is damaged"):
         load_result(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps({"config": runs_fakes.CONFIG}))
