@@ -94,7 +94,8 @@ def filter_faults(result: RunResult, only: int | None = None) -> Iterator[str]:
     for model in result.models.values():
         if not model.effects:
             continue
-        sample = sample_of(result, model)
+        # Estimates do not depend on resamples, which take most of the time.
+        sample = sample_of(result, model).resampled(999)
         by_filter: dict[str, list[Effect]] = {}
         for effect in probe.read_by().read(probe, sample):
             if effect.rows is None:
