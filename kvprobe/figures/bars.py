@@ -29,6 +29,16 @@ def recovery_dots(panel: Panel, effect: Effect) -> pd.Series:
     return recovery_by_skeleton(panel.rows_of(effect))
 
 
+def shares_by_skeleton(columns: Mapping[str, str]) -> Dots:
+    """Each skeleton's share of rows in which a column is true; `columns` names it by the effect's metric."""
+
+    def dots(panel: Panel, effect: Effect) -> pd.Series:
+        rows = panel.rows_of(effect)
+        return rows[columns[effect.metric]].astype(float).groupby(rows["skeleton"]).mean()
+
+    return dots
+
+
 @dataclass(frozen=True)
 class Bars:
     """A row of a figure: effects side by side.

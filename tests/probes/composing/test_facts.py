@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import torch
+from composing_rows import decided, effects_of, measured
 from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import TOKENIZER, plain_logits, worded
@@ -13,14 +14,13 @@ from kvprobe.composing.prompts import compile_segment, composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
-from kvprobe.probes.composing.facts.probe import FLOOR, FactsProbe
-from kvprobe.stats import StatisticsConfig
+from kvprobe.probes.composing.facts.probe import FactsProbe
+from kvprobe.probes.kit.fidelity import REMOVED
 from kvprobe.tasks.facts import FACTS, Facts
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 
-PROBE = FactsProbe(FactsProbe.Parameters(seam=3))
+PROBE = FactsProbe(seam=3)
 
 
 def pairs_of(size: int) -> list[Pair]:
@@ -51,36 +51,25 @@ def test_prompts_do_not_depend_on_how_many_are_asked_for() -> None:
     assert list(Facts(size=3).prompt_pairs()) == list(Facts(size=9).prompt_pairs())[:3]
 
 
-def test_rows_against_plain_runs_effects_and_figure() -> None:
-    subject, pairs = worded("qwen3"), pairs_of(6)
-    rows = pd.DataFrame(PROBE.measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
-    assert len(rows) == 6 * 2 * len(PROBE.arms())
-    for index, pair in enumerate(pairs[:2]):
-        here = rows[(rows["pair"] == index) & (rows["arm"] == FLOOR)].set_index("prompt")
+def test_rows_against_plain_runs() -> None:
+    subject, pairs = worded("qwen3"), pairs_of(2)
+    rows = measured(PROBE, subject, pairs)
+    assert len(rows) == 2 * 2 * len(PROBE.arms())
+    for index, pair in enumerate(pairs):
+        here = rows[(rows["pair"] == index) & (rows["arm"] == REMOVED)].set_index("prompt")
         for prompt, context, right in (
             ("base", pair.base, pair.base_answer_id),
             ("donor", pair.donor, pair.donor_answer_id),
         ):
-            logits = plain_logits(subject.model, context.token_ids)
-            margin = read(logits, pair.base_answer_id, pair.donor_answer_id).margin * (1 if prompt == "donor" else -1)
-            assert here.loc[prompt, "reference_margin"] == pytest.approx(margin, abs=1e-6)
-            assert here.loc[prompt, "reference_exact"] == (int(logits.argmax()) == right)
-            # Without its list the prompt is the same tokens but those.
             span = context.spans[FACTS]
+            # Without its list the prompt is the same tokens but those.
             bare = (*context.token_ids[: span.start], *context.token_ids[span.end :])
-            floor = plain_logits(subject.model, bare)
-            assert here.loc[prompt, "exact"] == (int(floor.argmax()) == right)
-            margin = read(floor, pair.base_answer_id, pair.donor_answer_id).margin * (1 if prompt == "donor" else -1)
-            assert here.loc[prompt, "margin"] == pytest.approx(margin, abs=1e-6)
-    effects = {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
-    for place in ("early", "late"):
-        assert f"{place}.full_prefill.exact_match" in effects
-        assert f"{place}.seam_gain.exact_match" in effects
-        assert effects[f"{place}.seam_3.exact_match"].n == 6
-    assert "late_less_early.splice_none.exact_match" in effects
-    figure = PROBE.plot([Panel("tiny", effects, rows), Panel("other", note="not measured")])
-    assert len(figure.axes) == 4
+            for column, ids in (("reference_", context.token_ids), ("", bare)):
+                logits = plain_logits(subject.model, ids)
+                over = read(logits, pair.base_answer_id, pair.donor_answer_id).margin
+                expected = over if prompt == "donor" else -over
+                assert here.loc[prompt, f"{column}margin"] == pytest.approx(expected, abs=1e-6)
+                assert here.loc[prompt, f"{column}exact"] == (int(logits.argmax()) == right)
 
 
 def test_exact_matches_are_counted_over_the_prompts() -> None:
@@ -88,20 +77,18 @@ def test_exact_matches_are_counted_over_the_prompts() -> None:
     for number in range(8):
         for place in ("early", "late"):
             for arm in PROBE.arms():
-                exact = arm != FLOOR and (place == "late" or number < 2)
-                rows.append({"pair": number, "scenario": str(number), "skeleton": number, "insertion": place, "arm": arm,
-                             "prompt": "base", "exact": exact, "reference_exact": True, "noise_floor": 0.0,
-                             "agrees": True, "correct": True, "same_argmax": True, "answers_donor": number % 2 > 0,
-                             "reference_answers_donor": number % 2 > 0, "kl": 0.0, "js": 0.0, "total_variation": 0.0,
-                             "top_overlap": 1.0, "margin": 1.0, "reference_margin": 1.0, "margin_error": 0.0,
-                             "cosine": 1.0})  # fmt: skip
-    effects = {effect.name: effect for effect in PROBE.summarise(pd.DataFrame(rows), StatisticsConfig())}
+                exact = arm.name != REMOVED and (place == "late" or number < 2)
+                where = {"pair": number, "scenario": str(number), "skeleton": number, "insertion": place}
+                answers = {"arm": arm.name, "exact": exact, "reference_exact": True}
+                rows.append({**where, **answers, **decided(("base", "donor")[number % 2])})
+    effects = effects_of(PROBE, pd.DataFrame(rows))
     assert effects["early.splice_none.exact_match"].estimate == 0.25
     assert effects["late.splice_none.exact_match"].estimate == 1
     assert effects["early.full_prefill.exact_match"].estimate == 1
     assert effects["late_less_early.splice_none.exact_match"].estimate == 0.75
     assert effects["late_less_early.removed.exact_match"].estimate == 0
     assert effects["early.seam_gain.exact_match"].estimate == 0
+    assert effects["early.seam_3.exact_match"].condition == "{insertion}.seam_{seam}"
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -109,8 +96,7 @@ def test_a_list_compiled_in_its_place_is_the_prefill(family: str) -> None:
     subject = worded(family)
     for pair in pairs_of(2):
         chunk = compile_segment(subject, pair.donor, FACTS, "real")
-        (scheme, _), composition = PROBE.arms()["splice_none"], composition_of(pair.base, {FACTS: chunk})
-        assert scheme is not None
+        scheme, composition = PROBE.arms()[0].scheme, composition_of(pair.base, {FACTS: chunk})
         found = scheme.compose(subject, composition).decide(subject).logits
         torch.testing.assert_close(found, prefill(subject, pair.base.token_ids).logits, atol=5e-6, rtol=0)
 

@@ -8,24 +8,24 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from composing_rows import effects_of, measured
 from exacting_caller import DECLINED, exacting_caller
 from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import worded
 
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
-from kvprobe.probes.composing.tool_calls.probe import REFERENCE, REMOVED, WRONG, ToolCallsProbe
+from kvprobe.probes.composing.tool_calls.probe import ToolCallsProbe
+from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED, WRONG
 from kvprobe.runs.config import load_config
 from kvprobe.runs.results import Status
 from kvprobe.runs.runner import run_experiment
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.tool_calls import TOOLS, ToolCalls, dummies, right_calls, tools
 
-PROBE = ToolCallsProbe(ToolCallsProbe.Parameters(headers=("none", "real")))
-EXPERIMENT = Path(__file__).parents[2] / "experiments/section5/tool_calls.yaml"
+PROBE = ToolCallsProbe(headers=("none", "real"))
+EXPERIMENT = Path(__file__).parents[3] / "experiments/section5/tool_calls.yaml"
 TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
@@ -75,14 +75,13 @@ def test_a_model_that_reads_its_cache_calls_rightly_from_the_right_cache_alone()
     subject = exacting_caller(made)
     pairs = [align(pair, subject.tokenizer) for pair in made]
     assert PROBE.refusal(subject, pairs[0]) is None
-    rows = pd.DataFrame(PROBE.measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
+    rows = measured(PROBE, subject, pairs)
     assert len(rows) == 2 * 2 * len(PROBE.arms())
     assert set(rows["m_base"]) == {-1.0}
     assert set(rows["m_donor"]) == {1.0}
     assert PROBE.preview(subject, pairs[0]) == {"m_base": -1.0, "m_donor": 1.0, "noise_floor": 0.0}
-    effects = {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
-    for arm in (REFERENCE, "splice_real", "seam_8_real"):
+    effects = effects_of(PROBE, rows)
+    for arm in (FULL_PREFILL, "splice_real", "seam_8_real"):
         for effect in ("parsed", "accuracy", "agreement", "same_text", "kappa"):
             assert effects[f"{arm}.{effect}"].estimate == 1, (arm, effect)
     for arm in ("splice_none", "seam_8_none"):
@@ -108,12 +107,12 @@ def test_a_call_that_cannot_be_read_counts_as_wrong() -> None:
     lost = dict.fromkeys(
         ("parsed", "name_right", "arguments_right", "correct", "agrees", "same_name", "same_text"), False
     )
-    rows = [row(number, arm) for number in range(16) for arm in (REFERENCE, "seam_8_none")]
+    rows = [row(number, arm) for number in range(16) for arm in (FULL_PREFILL, "seam_8_none")]
     rows += [row(number, "splice_none", **(lost | {"called": ""} if number < 4 else {})) for number in range(16)]
     wrong = {"correct": False, "arguments_right": False, "agrees": False, "same_text": False}
     rows += [row(number, "splice_real", **(wrong if number % 2 else {})) for number in range(16)]
     table = pd.DataFrame(rows)
-    effects = {effect.name: effect for effect in PROBE.summarise(table, StatisticsConfig())}
+    effects = effects_of(PROBE, table)
     assert effects["splice_none.accuracy"].estimate == effects["splice_none.parsed"].estimate == 0.75
     assert effects["splice_none.accuracy"].n == 16
     assert effects["splice_none.accuracy"].clusters == 4
@@ -123,15 +122,8 @@ def test_a_call_that_cannot_be_read_counts_as_wrong() -> None:
     assert effects["splice_real.name_right"].estimate == effects["splice_real.same_name"].estimate == 1
     assert effects["seam_gain_none.accuracy"].estimate == 0.25
     assert "seam_gain_real.accuracy" not in effects
-    panels = [
-        Panel("tiny", effects, table, {"splice_none.accuracy": 0.4}, "Gemma"),
-        Panel("other", note="not measured"),
-    ]
-    figure = PROBE.plot(panels)
-    assert len(figure.axes) == 6
-    PROBE.plot_main(figure.axes[0], panels)
-    one = table[(table["arm"] == REFERENCE) & (table["called"] == "tool_1")]
-    assert f"{REFERENCE}.kappa" not in {effect.name for effect in PROBE.summarise(one, StatisticsConfig())}
+    one = table[(table["arm"] == FULL_PREFILL) & (table["called"] == "tool_1")]
+    assert f"{FULL_PREFILL}.kappa" not in effects_of(PROBE, one)
 
 
 def test_a_tokenizer_that_cannot_write_json_is_refused_before_anything_is_run(
@@ -157,8 +149,8 @@ def test_without_another_library_there_is_no_wrong_chunk() -> None:
     made = list(ToolCalls(size=1, dummies=0).prompt_pairs())
     subject = exacting_caller(made)
     pair = align(made[0], subject.tokenizer)
-    probe = ToolCallsProbe(ToolCallsProbe.Parameters(headers=("none",), limit=5))
-    rows = pd.DataFrame(probe.measure(subject, [pair], lambda done, total: None))
+    probe = ToolCallsProbe(headers=("none",), limit=5)
+    rows = measured(probe, subject, [pair])
     assert WRONG not in set(rows["arm"])
     # Five tokens are too few for any call, and nothing agrees with nothing.
     assert rows["censored"].all()
