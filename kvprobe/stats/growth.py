@@ -44,7 +44,7 @@ def growth_exponent(
     error = float(np.sqrt((residual @ residual) / (len(x) - 2) / (x @ x)))
     half = float(stats.t.ppf((1 + statistics.confidence) / 2, len(x) - 2)) * error
     return Effect(
-        name,
+        Label.of(name),
         slope,
         slope - half,
         slope + half,

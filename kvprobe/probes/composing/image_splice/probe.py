@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -32,45 +31,26 @@ from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.operations import overwrite
 from kvprobe.engine.readout import read
 from kvprobe.engine.visual import Piece, VisualPrompt, prefill_visual, visual_prompt
-from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.organisms.picture_prompts import drawn_parts
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
-from kvprobe.probes.kit.measures import pair_noise
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.kit.prefilled_pair import gate_columns
-from kvprobe.probes.legacy import Probe
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.picture_question import IMAGE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
-ARMS = ("moved", "temporal_only", "no_rotation", "wrong_image")
+WRONG_IMAGE = "wrong_image"
+ARMS = ("moved", "temporal_only", "no_rotation", WRONG_IMAGE)
 """Arms measured at every shift."""
-FLOOR = "wrong_image"
-GAINS = {"no_rotation": "rotation_gain", "temporal_only": "axes_gain"}
-"""What the KL of an arm beyond that of `moved` is called."""
 
 
 @PROBES.register("image_splice")
 class ImageSplice(Probe):
     """How far a prompt with an image's KV taken from elsewhere answers as a full prefill does."""
 
-    name: ClassVar[str] = "image_splice"
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        "same_place.agreement": PaperEntry("image_splice_same_position", "overall", "agreement"),
-        "moved_0.agreement": PaperEntry("image_position_shift", "shift_161", "agreement"),
-    }
-
-    class Parameters(base.Parameters):
-        """Shifts and the size of the pictures."""
-
-        shifts: tuple[int, ...] = Field((0, 256, 4096, 16384), min_length=1, description="positions before the prompt")
-        side: int = Field(2, ge=1, description="rows, and columns, of image tokens of a picture")
+    shifts: tuple[int, ...] = Field((0, 256, 4096, 16384), min_length=1, description="positions before the prompt")
+    side: int = Field(2, ge=1, description="rows, and columns, of image tokens of a picture")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair one row for each arm and shift, and those of `same_place` and `swapped`.
@@ -80,64 +60,19 @@ class ImageSplice(Probe):
         """
         rows: list[Measurement] = []
         for index, pair in enumerate(pairs):
-            case = _case(subject, pair, self.parameters.side)
-            rows += [{"pair": index, **row} for row in _measured(subject, case, self.parameters.shifts)]
+            case = _case(subject, pair, self.side)
+            rows += [{"pair": index, **row} for row in _measured(subject, case, self.shifts)]
             progress(index + 1, len(pairs))
         return rows
 
     def preview(self, subject: Subject, pair: Pair) -> Mapping[str, float]:
         """What the inclusion gate reads of a pair, from one prefill of each prompt with its pictures."""
         answers = pair.base_answer_id, pair.donor_answer_id
-        old, new = (
-            drawn_parts(subject, context, pair.scenario.seed, self.parameters.side)
-            for context in (pair.base, pair.donor)
-        )
+        old, new = (drawn_parts(subject, context, pair.scenario.seed, self.side) for context in (pair.base, pair.donor))
         base_logits, donor_logits = (
             prefill_visual(subject, visual_prompt(subject, list(parts.items()))).logits for parts in (old, new)
         )
         return gate_columns(read(base_logits, *answers), read(donor_logits, *answers), 0.0)
-
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """`moved_256.agreement`, `.kl`, `.logit_error`, `.correct_rate`, `.recovery`, and so on for each arm and shift.
-
-        `.kl_share` is the KL as a share of the wrong image's; `rotation_gain_256.kl` and `axes_gain_256.kl` are what
-        no rotation and one axis alone add to the KL of `moved`.
-        """
-        floor = float(rows["noise_floor"].max())
-        effects: list[Effect] = []
-        for (arm, shift), part in rows.groupby(["arm", "shift"], sort=False):
-            name = f"{arm}_{shift}" if arm in ARMS else str(arm)
-            effects += _arm_effects(name, part, statistics, floor)
-            wrong = rows[(rows["arm"] == FLOOR) & (rows["shift"] == shift)].set_index("pair")["kl"]
-            if arm in ARMS and arm != FLOOR:
-                theirs = wrong.loc[part["pair"]].to_numpy()
-                clusters = part[statistics.cluster]
-                effects.append(
-                    ratio_of_sums(f"{name}.kl_share", part["kl"], theirs, clusters=clusters, statistics=statistics)
-                )
-            if arm in GAINS:
-                right = rows[(rows["arm"] == "moved") & (rows["shift"] == shift)].set_index("pair")["kl"]
-                gain = part["kl"].to_numpy() - right.loc[part["pair"]].to_numpy()
-                clusters = part[statistics.cluster]
-                effects.append(
-                    mean(f"{GAINS[arm]}_{shift}.kl", gain, clusters=clusters, statistics=statistics, unit="nats")
-                )
-        moved = rows[rows["arm"] == "moved"]
-        effects.append(maximum("moved.first_layer_key_error", moved["key_error"], clusters=moved[statistics.cluster]))
-        effects.append(pair_noise(rows, statistics))
-        return effects
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """KL and agreement over the shift; one column for each model."""
-        from kvprobe.probes.composing.image_splice.figure import draw_image_splice
-
-        return draw_image_splice(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """KL of moved image KV and of its controls, all models."""
-        from kvprobe.probes.composing.image_splice.figure import image_splice_panel
-
-        image_splice_panel(axes, panels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +126,7 @@ def _measured(subject: Subject, case: ImageCase, shifts: Sequence[int]) -> Itera
 
 def _placed(subject: Subject, case: ImageCase, prompt: VisualPrompt, arm: str) -> KVCache:
     """The entries of an arm; the splice turns those that claim to stand elsewhere."""
-    if arm == "wrong_image":
+    if arm == WRONG_IMAGE:
         return case.base_alone
     if arm == "moved":
         return case.donor_alone
@@ -232,13 +167,3 @@ def _key_error(mine: KVCache, native: KVCache) -> float:
     """Largest difference of first-layer keys from those of the full prefill, over the largest norm of a key."""
     a, b = mine.layers[0].keys.double(), native.layers[0].keys.double()
     return float((a - b).abs().max() / b.norm(dim=-1).max())
-
-
-def _arm_effects(name: str, rows: pd.DataFrame, statistics: StatisticsConfig, floor: float) -> Iterator[Effect]:
-    clusters = rows[statistics.cluster]
-    yield proportion(f"{name}.agreement", rows["agrees"], clusters=clusters, statistics=statistics)
-    yield proportion(f"{name}.correct_rate", rows["correct"], clusters=clusters, statistics=statistics)
-    yield mean(f"{name}.kl", rows["kl"], clusters=clusters, statistics=statistics, unit="nats")
-    yield maximum(f"{name}.logit_error", rows["logit_error"], clusters=clusters, unit="logits")
-    shift, gap = rows["margin"] - rows["m_base"], rows["m_donor"] - rows["m_base"]
-    yield ratio_of_sums(f"{name}.recovery", shift, gap, clusters=clusters, statistics=statistics, noise_floor=floor)

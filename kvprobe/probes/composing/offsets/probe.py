@@ -1,37 +1,24 @@
 """How far a chunk may be moved (protocol 6.1, 19 portability_by_offset; critique CO3, CO4): 0 to 32,768 positions.
 
-Three questions, each with keys rotated to where they stand and with keys left as they were.
+Three measurements, each with keys rotated to where they stand and with keys left as they were:
 
-Keys: the rule is compiled alone at position 0, moved by an offset, and set beside a native prefill of it that begins
-there. A model's own positions are rounded: it multiplies them by its frequencies in float32, so that an angle is off by
-up to position x 2^-24. That is the unit of `rounding_units`.
+    keys       the rule is compiled alone at position 0, moved by an offset, and compared with a native prefill of it
+               that begins there; `chained`: the same after 64 small moves to the largest offset
+    offset     the whole prompt stands N positions on, with no token before it. Its native prefill there is the
+               reference. The rule is compiled at the beginning and moved there.
+    filler     N tokens of neutral notes stand between the prompt's first line and the rule, as the paper's prompts
+               have it
 
-    offset_N.keys.rotated_error, .unrotated_error   largest norm of a key's error over the norm of the key
-    offset_N.keys.full.rotated_error                the same in the layers of one kind (`full`, `sliding`)
-    offset_N.keys.rounding_units                    rotated_error in units of the model's own rounding
-    chained.excess, chained.error                   error after 64 moves beyond that after one; that of the one
-
-Decisions: the whole prompt stands N positions on, and no token stands before it. Its native prefill there is the
-reference. The rule is compiled at the beginning and moved there.
-
-    offset_N.A.kl, .agreement, ...   as `fidelity_effects`
-    offset_N.reference.accuracy      right decisions of the reference, on pairs that it decides rightly at 0
-
-Filler: N tokens of neutral notes stand between the prompt's first line and the rule, as the paper's prompts have it.
-
-    filler_N.A.kl, .agreement, ...; filler_N.reference.accuracy
-
-`A` is `rotated` or `no_rotation` (compiled behind a neutral line); the same `_in_context`, compiled behind what stands
-before the rule in the prompt, so that nothing but the move is between it and the reference (offsets only); or
-`removed`, the floor: no rule.
+Arms of `offset` and `filler`: `rotated` and `no_rotation` (compiled behind a neutral line); the same `_in_context`,
+compiled behind what stands before the rule in the prompt, so that the move is all that differs from the reference
+(offsets only); and `removed`, the floor: no rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import torch
 from pydantic import Field
 
@@ -43,28 +30,21 @@ from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import reposition
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel, PaperEntry
-from kvprobe.probes import legacy as base
-from kvprobe.probes.base import PROBES, Measurement, Progress
-from kvprobe.probes.kit.legacy_fidelity import fidelity_effects, judged
-from kvprobe.probes.kit.measures import pair_noise
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.kit.fidelity import REMOVED, reference_of
 from kvprobe.probes.kit.prefilled_pair import gate_columns
-from kvprobe.probes.legacy import Probe
-from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion
 from kvprobe.tasks.context import Span, encode_segment
 from kvprobe.tasks.library import filler_notes
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from kvprobe.models.subject import Subject
 
-FLOOR = "removed"
-ARMS = ("rotated", "rotated_in_context", "no_rotation", "no_rotation_in_context", FLOOR)
+ARMS = ("rotated", "rotated_in_context", "no_rotation", "no_rotation_in_context", REMOVED)
 MOVES = 64
 _CHUNK = "policy"
+# A model's own positions are rounded: it multiplies them by its frequencies in float32, so that an angle is off by up
+# to position x 2^-24, the unit of `rounding_units`.
 _ROUNDING = 2.0**-24
 _SCHEMES: Mapping[str, ReuseScheme] = {"rotated": make_scheme("splice"), "no_rotation": make_scheme("no_rotation")}
 
@@ -73,27 +53,12 @@ _SCHEMES: Mapping[str, ReuseScheme] = {"rotated": make_scheme("splice"), "no_rot
 class Offsets(Probe):
     """A chunk moved by up to 32,768 positions: its keys, and the decisions behind it."""
 
-    name: ClassVar[str] = "offsets"
-    paper: ClassVar[Mapping[str, PaperEntry]] = {
-        f"filler_{size}.{arm}.cosine": PaperEntry("portability_by_offset", f"offset_{size}/{arm}", "logit_cosine")
-        for size in (64, 256, 1024, 4096)
-        for arm in ("rotated", "no_rotation")
-    }
-    may_lack: ClassVar[Mapping[str, str]] = {
-        "*.sliding.*": "The model has no sliding layers.",
-        "*.full.*": "The model has sliding layers only.",
-        "*.kappa": "The reference gives one of the answers in fewer than a fifth of the prompts.",
-    }
-
-    class Parameters(base.Parameters):
-        """How far, and past how much text."""
-
-        offsets: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-            (0, 64, 1024, 4096, 16384, 32768), min_length=1, description="positions that a chunk is moved by"
-        )
-        fillers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-            (64, 256, 1024), description="tokens of notes put before the rule"
-        )
+    offsets: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 64, 1024, 4096, 16384, 32768), min_length=1, description="positions that a chunk is moved by"
+    )
+    fillers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (64, 256, 1024), description="tokens of notes put before the rule"
+    )
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair rows of its keys at each offset and of the base's and donor's decisions at each offset and filler.
@@ -105,7 +70,7 @@ class Offsets(Probe):
         rows: list[Measurement] = []
         for index, pair in enumerate(pairs):
             gate = _gate(subject, pair)
-            made = [*_key_rows(subject, pair, self.parameters.offsets), *self._decision_rows(subject, pair)]
+            made = [*_key_rows(subject, pair, self.offsets), *self._decision_rows(subject, pair)]
             rows += [{"pair": index, **gate, **row} for row in made]
             progress(index + 1, len(pairs))
         return rows
@@ -115,47 +80,19 @@ class Offsets(Probe):
         ids = pair.base.token_ids[at.start : at.end]
         neutral = {"": precompile(subject, ids, "neutral")}
         chunks = {**neutral, "_in_context": compile_segment(subject, pair.base, _CHUNK, "real")}
-        for offset in self.parameters.offsets:
+        for offset in self.offsets:
             before = prefill(subject, pair.base.token_ids[: at.start], offset=offset).cache
             for row in _placed_rows(subject, pair, before, chunks):
                 yield {"measurement": "offset", "size": offset, **row}
-        for tokens in self.parameters.fillers:
+        for tokens in self.fillers:
             notes = filler_ids(tokens, subject.tokenizer)
             before = prefill(subject, (*pair.base.token_ids[: at.start], *notes)).cache
             for row in _placed_rows(subject, pair, before, neutral):
                 yield {"measurement": "filler", "size": tokens, **row}
 
-    def summarise(self, rows: pd.DataFrame, statistics: StatisticsConfig) -> list[Effect]:
-        """Key errors, chained moves, fidelity by offset and by filler, and the references' accuracy."""
-        effects: list[Effect] = []
-        keys = rows[rows["measurement"] == "keys"]
-        for offset, some in keys.groupby("size", sort=False):
-            effects += _key_effects(f"offset_{offset:.0f}.keys", some, statistics)
-        chained = rows[rows["measurement"] == "chained"]
-        shared: dict[str, Any] = {"clusters": chained[statistics.cluster], "unit": "relative"}
-        effects.append(maximum("chained.excess", chained["excess"], **shared))
-        effects.append(maximum("chained.error", chained["rotated_error"], **shared))
-        decisions = rows[rows["measurement"].isin(["offset", "filler"])]
-        for (kind, size), part in decisions.groupby(["measurement", "size"], sort=False):
-            effects += _decision_effects(f"{kind}_{size:.0f}", part, statistics)
-        effects.append(pair_noise(rows, statistics))
-        return effects
-
-    def plot(self, panels: Sequence[Panel]) -> Figure:
-        """Key error, margin error and cosine over the offset; one column for each model."""
-        from kvprobe.probes.composing.offsets.figure import draw_offsets
-
-        return draw_offsets(panels)
-
-    def plot_main(self, axes: Axes, panels: Sequence[Panel]) -> None:
-        """Agreement over the offset, rotated and not, all models."""
-        from kvprobe.probes.composing.offsets.figure import offsets_panel
-
-        offsets_panel(axes, panels)
-
 
 def filler_ids(tokens: int, tokenizer: Any) -> list[int]:
-    """So many tokens of neutral notes, over and over, cut where they are full."""
+    """That many tokens of neutral notes, repeated and cut to length."""
     notes = encode_segment("".join(f"{note}\n" for note in filler_notes()), tokenizer)
     return [notes[place % len(notes)] for place in range(tokens)]
 
@@ -164,16 +101,16 @@ def key_error(moved: KVCache, native: KVCache) -> list[float]:
     """For each layer the largest norm of a key's error over the norm of the native key, over heads and positions."""
     errors = []
     for ours, theirs in zip(moved.layers, native.layers, strict=True):
-        ought = theirs.keys.double()
-        error = (ours.keys.double() - ought).norm(dim=-1) / ought.norm(dim=-1)
+        native_keys = theirs.keys.double()
+        error = (ours.keys.double() - native_keys).norm(dim=-1) / native_keys.norm(dim=-1)
         errors.append(float(error.max()))
     return errors
 
 
 def _placed_rows(subject: Subject, pair: Pair, before: KVCache, chunks: Mapping[str, Chunk]) -> Iterator[Measurement]:
-    """Both prompts' decisions behind `before`: the rule run there is the reference, then each arm, then no rule.
+    """Decisions of both prompts behind `before`, each arm against the rule run there.
 
-    `chunks` are by what the names of arms that use them end with.
+    `chunks` are named by what the names of their arms end with.
     """
     at = _rule(pair)
     placed = {
@@ -181,12 +118,12 @@ def _placed_rows(subject: Subject, pair: Pair, before: KVCache, chunks: Mapping[
         for name, scheme in _SCHEMES.items()
         for ending, chunk in chunks.items()
     }
-    placed[FLOOR] = before
+    placed[REMOVED] = before
     ids = pair.base.token_ids[at.start : at.end]
     native = forward(subject, ids, before).cache
     for donor, prompt in ((False, pair.base), (True, pair.donor)):
         rest = prompt.token_ids[at.end :]
-        reference = judged(subject, pair, donor=donor, logits=forward(subject, rest, native).logits)
+        reference = reference_of(subject, pair, donor=donor, logits=forward(subject, rest, native).logits)
         for arm, cache in placed.items():
             yield {"arm": arm, **reference.compare(forward(subject, rest, cache).logits)}
 
@@ -234,27 +171,6 @@ def _chained_row(subject: Subject, compiled: KVCache, ids: Sequence[int], offset
         stepped, _ = reposition(subject, stepped, offset * (step + 1) // MOVES - offset * step // MOVES)
     one, many = max(key_error(once, native)), max(key_error(stepped, native))
     return {"measurement": "chained", "size": offset, "rotated_error": one, "excess": many - one}
-
-
-def _key_effects(name: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    shared: dict[str, Any] = {"clusters": rows[statistics.cluster]}
-    for column in ("rotated_error", "unrotated_error"):
-        yield maximum(f"{name}.{column}", rows[column], unit="relative", **shared)
-    yield maximum(f"{name}.rounding_units", rows["rounding_units"], unit="rounding", **shared)
-    for kind, part in rows.groupby("kind", sort=False):
-        for column in ("rotated_error", "unrotated_error"):
-            clusters = part[statistics.cluster]
-            yield maximum(f"{name}.{kind}.{column}", part[column], clusters=clusters, unit="relative")
-
-
-def _decision_effects(name: str, rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    for arm, part in rows.groupby("arm", sort=False):
-        yield from fidelity_effects(f"{name}.{arm}", part, statistics)
-    reference = rows[rows["arm"] == ARMS[0]]
-    right, clusters = reference["reference_margin"] > 0, reference[statistics.cluster]
-    yield proportion(f"{name}.reference.accuracy", right.astype(float), clusters=clusters, statistics=statistics)
-    margins = reference["reference_margin"]
-    yield mean(f"{name}.reference.margin", margins, clusters=clusters, statistics=statistics, unit="logits")
 
 
 def _rule(pair: Pair) -> Span:

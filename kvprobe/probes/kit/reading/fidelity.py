@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from kvprobe.probes.kit.fidelity import ReuseArm
 from kvprobe.stats import Effect, Sample, equivalent
@@ -24,6 +25,13 @@ def by_arm(sample: Sample, arms: Sequence[ReuseArm]) -> Iterator[tuple[str, Samp
     for arm in arms:
         if len(part := sample.of(arm=arm.name)):
             yield arm.kind, part.named(**arm.sizes)
+
+
+def by_pair(sample: Sample, column: str, by: str | list[str]) -> pd.DataFrame:
+    """[pair] a column under each value of `by`, and the cluster."""
+    table = sample.rows.pivot(index="pair", columns=by, values=column)
+    clusters = sample.rows.groupby("pair")[sample.statistics.cluster].first()
+    return table.assign(**{sample.statistics.cluster: clusters})
 
 
 def fidelity_effects(sample: Sample, condition: str, *, equivalence: float = 0.1) -> Iterator[Effect]:
