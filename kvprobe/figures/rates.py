@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvprobe.figures.by_model import EffectsByModel
@@ -47,8 +47,9 @@ class Rates:
         baseline: name of an effect drawn as a dashed vertical line, and its label in the key.
         levels: places of further dashed vertical lines.
         xlim: ends of the axis; `None` for an end that the data choose.
-        log: whether the axis is logarithmic.
+        log: whether the axis is logarithmic; what lies below the end of its `xlim` is drawn there.
         breaks: numbers of the lines that a new group of arms begins with.
+        shaded: arms on grey ground, such as floors.
     """
 
     arms: Mapping[str, str]
@@ -61,12 +62,16 @@ class Rates:
     xlim: tuple[float | None, float | None] = (-0.04, 1.04)
     log: bool = False
     breaks: tuple[int, ...] = ()
+    shaded: tuple[str, ...] = ()
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the arms of one model."""
         if self.log:
             axes.set_xscale("log")
-        draw_rates(axes, panel, list(self.arms), self._known([panel]), self.xlabel, xlim=self.xlim)
+        shown = _from(panel, self.xlim[0]) if self.log and self.xlim[0] is not None else panel
+        draw_rates(axes, shown, list(self.arms), self._known([panel]), self.xlabel, xlim=self.xlim)
+        for place in (place for place, arm in enumerate(self.arms) if arm in self.shaded):
+            axes.axhspan(place - 0.5, place + 0.5, color=COLORS["grey"], alpha=0.1, lw=0, zorder=0)
         if self.baseline and self.baseline[0] in panel.effects:
             axes.axvline(panel.effects[self.baseline[0]].estimate, zorder=1, **_DASHED)
         for level in self.levels:
@@ -143,6 +148,16 @@ def draw_rates(
     axes.tick_params(axis="y", length=0, labelsize=8)
     for edge in range(len(arms) - 1):
         axes.axhline(edge + 0.5, color="#E8E8E8", lw=0.7, zorder=0)
+
+
+def _from(panel: Panel, least: float) -> Panel:
+    """The panel with what is smaller than `least`, such as the rounding of equal caches, put there."""
+    ends = ("estimate", "low", "high")
+    shown = {
+        name: replace(effect, **{end: max(getattr(effect, end), least) for end in ends})
+        for name, effect in panel.effects.items()
+    }
+    return replace(panel, effects=shown)
 
 
 def count_of(panel: Panel, arms: Sequence[str], series: Sequence[Series]) -> str:

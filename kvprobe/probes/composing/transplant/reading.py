@@ -1,0 +1,130 @@
+"""What the rows of `transplant` mean: fidelity of every arm, and contrasts that say what rotation and coupling do.
+
+`X` is `self_contained` or `coupled`; each arm has the effects of `fidelity_effects`, and
+
+    X.arm.token_share               tokens run to compose, over those of a prefill; compiling is not counted
+    X.arm.cosine_above_wrong_chunk  cosine less that of the wrong chunk in the same prompt
+    X.rotation.cosine_gain, .agreement_gain, .kl_gain   splice_none less no_rotation (kl: the other way round)
+    coupling.agreement_loss         agreement of splice_neutral where self-contained less where coupled, by scenario
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.figures.rates import Rates, RatesByModel, Series
+from kvprobe.figures.spec import FigureSpec
+from kvprobe.figures.style import COLORS
+from kvprobe.probes.base import Reading
+from kvprobe.probes.composing.transplant.probe import CONDITIONS, Transplant
+from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED, WRONG
+from kvprobe.probes.kit.reading.fidelity import KAPPA_MAY_LACK, PROMPT, by_arm, fidelity_effects
+from kvprobe.stats import Effect, Sample
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FLOORS = {WRONG: "wrong rule", "shuffled": "shuffled rule", REMOVED: "no rule"}
+_ARMS = {
+    FULL_PREFILL: "full prefill, in pieces",
+    "splice_real": "compiled in its place",
+    "splice_neutral": "splice, neutral header",
+    "splice_bos": "splice, beginning of text",
+    "splice_none": "splice, no header",
+    "seam_8": "splice, 8 tokens repaired",
+    "epic": "EPIC",
+    "prompt_cache": "Prompt Cache",
+    "cacheblend_15": "CacheBlend, 15%",
+    "relative": "from another prompt",
+    "no_rotation": "not rotated",
+    **_FLOORS,
+}
+_MAIN = ("splice_real", "splice_neutral", "splice_none", "cacheblend_15", "no_rotation", WRONG)
+_LAYOUTS = {
+    "self_contained": ("rule before the field", COLORS["blue"], "o"),
+    "coupled": ("field before the rule", COLORS["vermilion"], "s"),
+}
+
+
+def effects(sample: Sample, probe: Transplant) -> Iterator[Effect]:
+    """Fidelity of every arm where the rule is self-contained and where it is coupled, contrasts, noise."""
+    for _, part in sample.by("condition"):
+        for arm, some in by_arm(part, probe.arms()):
+            name = f"{{condition}}.{arm}"
+            yield from fidelity_effects(some, name, equivalence=probe.equivalence)
+            yield some.ratio(f"{name}.token_share", "tokens", "full_tokens")
+        for arm in (arm for arm in probe.arms() if arm.name != WRONG):
+            # How much of an arm's cosine any cache would have.
+            name = f"{{condition}}.{arm.kind}.cosine_above_wrong_chunk"
+            sized = part.named(**arm.sizes)
+            yield from sized.difference(name, "cosine", "arm", arm.name, WRONG, within=PROMPT, unit="cosine")
+        yield from _rotation(part)
+    spliced, layouts = sample.of(arm="splice_neutral"), ("condition", *CONDITIONS)
+    yield from spliced.difference("coupling.agreement_loss", "agrees", *layouts, within="scenario")
+    yield sample.noise()
+
+
+def _rotation(sample: Sample) -> Iterator[Effect]:
+    """What rotating keys is good for at the offsets of these prompts (critique CO3)."""
+    gains = {"cosine_gain": ("cosine", "cosine"), "agreement_gain": ("agrees", "fraction"), "kl_gain": ("kl", "nats")}
+    for gain, (column, unit) in gains.items():
+        arms = ("no_rotation", "splice_none") if gain == "kl_gain" else ("splice_none", "no_rotation")
+        yield from sample.difference(f"{{condition}}.rotation.{gain}", column, "arm", *arms, within=PROMPT, unit=unit)
+
+
+@dataclass(frozen=True)
+class AgreementByLayout(RatesByModel):
+    """Agreement of some arms, self-contained on the left and coupled on the right."""
+
+    def draw(self, axes: Axes, panels: Sequence[Panel]) -> None:
+        """Draw all models into one axes."""
+        super().draw(axes, panels)
+        axes.axhline(0.5, color=COLORS["ink"], lw=0.8, ls=(0, (4, 3)), zorder=1)
+        axes.axvline(len(_MAIN) - 0.5, color=COLORS["grey"], lw=0.8)
+        for number, (name, *_) in enumerate(_LAYOUTS.values()):
+            place = (number + 0.5) * len(_MAIN) - 0.5
+            axes.text(place, 1.1, name, ha="center", va="bottom", fontsize=7.5, color=COLORS["grey"])
+        axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+def _row(metric: str, xlabel: str, xlim: tuple[float, float], **axis: Any) -> Rates:
+    series = tuple(Series(f"{layout}.{{arm}}.{metric}", *look) for layout, look in _LAYOUTS.items())
+    return Rates(_ARMS, series, xlabel, 3.6, xlim=xlim, shaded=tuple(_FLOORS), **axis)
+
+
+READING = Reading(
+    effects,
+    FigureSpec(
+        "Does a prompt composed from a compiled rule decide as its full prefill?",
+        (
+            _row("agreement", "decides as the full prefill", (-0.04, 1.04), levels=(0.5,)),
+            _row("kl", "divergence from it (nats)", (1e-5, 20.0), log=True),
+            _row("cosine", "cosine of logits with it", (0.7, 1.01)),
+        ),
+        main=AgreementByLayout(
+            {f"{layout}.{arm}.agreement": _ARMS[arm] for layout in CONDITIONS for arm in _MAIN},
+            "Composed decisions",
+            "decides as the full prefill",
+            ylim=(-0.05, 1.2),
+            label_size=6.5,
+        ),
+    ),
+    paper={
+        "self_contained.splice_none.agreement": PaperEntry("context_coupling", "self_contained", "agreement"),
+        "coupled.splice_none.agreement": PaperEntry("context_coupling", "context_coupled", "agreement"),
+        "self_contained.splice_none.accuracy": PaperEntry("transplant_domains", "all8", "transplant_correct"),
+        "self_contained.splice_none.cosine": PaperEntry("transplant_domains", "all8", "mean_logit_cosine"),
+        "self_contained.no_rotation.cosine": PaperEntry("transplant_domains", "all8/no_rotation", "mean_logit_cosine"),
+    },
+    may_lack={
+        "*.splice_bos.*": "The tokenizer has no token for the beginning of a text.",
+        "*.relative.*": "No other prompt of that slot has another length before the rule.",
+        "self_contained.*": "No prompt of the task has the rule before the field.",
+        "coupled.*": "No prompt of the task has the field before the rule.",
+        "coupling.*": "The task has only one of self-contained and coupled rules.",
+        **KAPPA_MAY_LACK,
+    },
+)
