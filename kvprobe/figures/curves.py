@@ -117,8 +117,7 @@ class Curves:
                 handles.append(Line2D([], [], ms=4, lw=1.4, label=curve.label.format(**known[0].parameters), **look))
         if not handles:
             return []
-        confidence = next((effect.confidence for panel in panels for effect in panel.effects.values()), 0.95)
-        handles.append(Patch(color=COLORS["ink"], alpha=0.2, lw=0, label=f"{confidence:.0%} interval"))
+        handles.append(Patch(color=COLORS["ink"], alpha=0.2, lw=0, label="interval"))
         paper = any(panel.paper for panel in panels)
         return [*handles, Line2D([], [], label="the paper's value", **PAPER_MARKER)] if paper else handles
 

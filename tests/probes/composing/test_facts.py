@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import torch
-from composing_rows import decided, effects_of, measured
+from composing_rows import decided
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.composing.prompts import compile_segment, composition_of
 from kvprobe.engine.forward import prefill
@@ -18,13 +18,13 @@ from kvprobe.probes.composing.facts.probe import FactsProbe
 from kvprobe.probes.kit.fidelity import REMOVED
 from kvprobe.tasks.facts import FACTS, Facts
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 PROBE = FactsProbe(seam=3)
 
 
 def pairs_of(size: int) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in Facts(size=size).prompt_pairs()]
+    return aligned(Facts(size=size))
 
 
 @given(seed=st.integers(0, 999), entries=st.integers(2, 12))
@@ -102,6 +102,6 @@ def test_a_list_compiled_in_its_place_is_the_prefill(family: str) -> None:
 
 
 def test_other_tasks_are_refused() -> None:
-    pair = align(next(iter(GatedDecision(size=1).prompt_pairs())), TOKENIZER)
+    pair = aligned(GatedDecision(size=1))[0]
     with pytest.raises(ConfigError, match="task facts"):
         PROBE.measure(worded("qwen3"), [pair], lambda done, total: None)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from composing_rows import effects_of, measured
 from exacting_caller import DECLINED, exacting_caller
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import worded
+from worded_models import effects_of, measured, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.probes.composing.tool_calls.probe import ToolCallsProbe

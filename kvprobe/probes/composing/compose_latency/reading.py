@@ -66,17 +66,14 @@ def effects(sample: Sample, probe: ComposeLatency) -> Iterator[Effect]:
                 yield from _against_prefill(part, arm, name)
         if text == RANDOM:
             yield from _preparing(part)
-    long = tuple(length for length in sample.rows["length"].unique() if length >= probe.asymptote_from)
+    random, lengths = sample.of(text=RANDOM), sample.rows["length"].unique()
+    long = sample.of(text=(RANDOM, REPEATED), length=[length for length in lengths if length >= probe.asymptote_from])
     for arm in _GROWING:
-        whole = sample.of(text=RANDOM)
-        yield from _exponent(whole.of(arm=arm), f"{arm}.exponent_raw", "seconds")
-        added = _added(whole, arm)
-        yield from _exponent(added, f"{arm}.exponent", "added_seconds")
-        yield from _exponent(added, f"{arm}.flop_exponent", "added_flops")
-        yield from _exponent(
-            _added(sample.of(text=(RANDOM, REPEATED), length=long), arm), f"{arm}.exponent_long", "added_seconds"
-        )
-    yield from _ratio_exponent(sample.of(text=RANDOM, arm=(FULL_PREFILL, "splice", WITHOUT_CHUNK, TWO_PIECES)))
+        yield from _exponent(random.of(arm=arm), f"{arm}.exponent_raw", "seconds")
+        yield from _exponent(_added(random, arm), f"{arm}.exponent", "added_seconds")
+        yield from _exponent(_added(random, arm), f"{arm}.flop_exponent", "added_flops")
+        yield from _exponent(_added(long, arm), f"{arm}.exponent_long", "added_seconds")
+    yield from _ratio_exponent(random.of(arm=(FULL_PREFILL, "splice", WITHOUT_CHUNK, TWO_PIECES)))
     yield sample.noise()
 
 
@@ -104,12 +101,12 @@ def _preparing(sample: Sample) -> Iterator[Effect]:
     yield once.mean("compile_{length}.seconds", "seconds", "s")
     yield once.mean("save_{length}.seconds", "save_seconds", "s")
     yield once.mean("storage_{length}.bytes", "bytes", "bytes")
-    stored = _beside(sample.of(arm=(COMPILE, _STORED, FULL_PREFILL)), _STORED, FULL_PREFILL)
-    won = stored.rows["other_seconds"] - stored.rows["seconds"]
+    uses = sample.of(arm=(COMPILE, _STORED, FULL_PREFILL))
+    stored = _beside(uses, _STORED, FULL_PREFILL).rows
+    won = stored["other_seconds"] - stored["seconds"]
     if len(won) and (won > 0).all():
         cost = float((once.rows["seconds"] + once.rows["save_seconds"]).iloc[0])
-        made_of = sample.of(arm=(COMPILE, _STORED, FULL_PREFILL))
-        yield made_of.table(stored.rows).mean("pays_off_{length}.uses", cost / won, "uses")
+        yield uses.table(stored).mean("pays_off_{length}.uses", cost / won, "uses")
 
 
 def _added(sample: Sample, arm: str) -> Sample:
@@ -145,9 +142,7 @@ class Times(Curves):
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw one model."""
         super().draw(axes, panel)
-        found = {
-            label: panel.effects.get(f"{arm}.exponent") for arm, label in ((FULL_PREFILL, "full"), ("splice",) * 2)
-        }
+        found = {"full": panel.effects.get(f"{FULL_PREFILL}.exponent"), "splice": panel.effects.get("splice.exponent")}
         lines = [f"{label}: length^{e.estimate:.2f} [{e.low:.2f}, {e.high:.2f}]" for label, e in found.items() if e]
         axes.text(0.03, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize=7.5)
 

@@ -89,10 +89,12 @@ def _removed_by_header(cells: Sample, header: str) -> Iterator[Effect]:
         name = f"header.{header}_over_none.{column}"
         yield from cells.of(seam=0).difference(name, column, "header", "none", header, within=PROMPT, unit=unit)
         both = cells.of(header=("none", header), seam=(0, 1))
-        table = by_pair(both, column, ["header", "seam"])
-        if {(arm, seam) for arm in ("none", header) for seam in (0, 1)} <= set(table.columns):
-            gain, with_header = (table[arm, 0] - table[arm, 1] for arm in ("none", header))
-            yield both.table(table).mean(f"interaction.{header}.{column}", gain - with_header, unit)
+        if len(both.rows[["header", "seam"]].drop_duplicates()) == 4:
+            # None at 0 less none at 1, less the same behind the header.
+            added = (both.rows["header"] == "none") == (both.rows["seam"] == 0)
+            signed = both.rows[column].where(added, -both.rows[column])
+            gains = both.table(both.rows.assign(gain=signed)).per("pair", gain="sum")
+            yield gains.mean(f"interaction.{header}.{column}", "gain", unit)
 
 
 def _row(metric: str, ylabel: str, scale: Scale) -> Curves:
@@ -124,7 +126,7 @@ READING = Reading(
             },
             "Header, and tokens repaired",
             "error of the margin (logits)",
-            levels=(),
+            levels=(0.0,),
             limits=(0.0, 10.0),
             label_size=6.5,
             slanted=True,

@@ -83,10 +83,13 @@ class AgreementByLayout(RatesByModel):
         """Draw all models into one axes."""
         super().draw(axes, panels)
         axes.axhline(0.5, color=COLORS["ink"], lw=0.8, ls=(0, (4, 3)), zorder=1)
-        axes.axvline(len(_MAIN) - 0.5, color=COLORS["grey"], lw=0.8)
-        for number, (name, *_) in enumerate(_LAYOUTS.values()):
-            place = (number + 0.5) * len(_MAIN) - 0.5
-            axes.text(place, 1.1, name, ha="center", va="bottom", fontsize=7.5, color=COLORS["grey"])
+        place = -0.5
+        for layout, (name, *_) in _LAYOUTS.items():
+            names = [f"{layout}.{arm}.agreement" for arm in _MAIN]
+            width = sum(any(effect in panel.effects for panel in panels) for effect in names)
+            axes.text(place + width / 2, 1.1, name, ha="center", va="bottom", fontsize=7.5, color=COLORS["grey"])
+            place += width
+            axes.axvline(place, color=COLORS["grey"], lw=0.8)
         axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
 
 

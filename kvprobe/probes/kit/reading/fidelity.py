@@ -27,7 +27,7 @@ def by_arm(sample: Sample, arms: Sequence[ReuseArm]) -> Iterator[tuple[str, Samp
             yield arm.kind, part.named(**arm.sizes)
 
 
-def by_pair(sample: Sample, column: str, by: str | list[str]) -> pd.DataFrame:
+def by_pair(sample: Sample, column: str, by: str) -> pd.DataFrame:
     """[pair] a column under each value of `by`, and the cluster."""
     table = sample.rows.pivot(index="pair", columns=by, values=column)
     clusters = sample.rows.groupby("pair")[sample.statistics.cluster].first()

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import build, tiny
+from worded_models import effects_of, margin_of, measured
 
 from kvprobe.engine.visual import visual_prompt
 from kvprobe.errors import ConfigError, UnsupportedError
-from kvprobe.figures.panel import Panel
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.subject import Subject
 from kvprobe.models.vision import encode_image, normalised, patches
@@ -29,10 +29,7 @@ from kvprobe.organisms.picture_reader import (
     picture_vocabulary,
     train_picture_reader,
 )
-from kvprobe.probes.composing.image_splice.figure import draw_image_splice
 from kvprobe.probes.composing.image_splice.probe import ARMS, ImageSplice
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.context import tokenize
 from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.picture_question import IMAGE, OTHER, PictureQuestion
@@ -41,7 +38,7 @@ from kvprobe.tasks.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(picture_vocabulary())
 SHIFTS = (0, 300)
-PROBE = ImageSplice(ImageSplice.Parameters(shifts=SHIFTS))
+PROBE = ImageSplice(shifts=SHIFTS)
 
 
 @cache
@@ -56,10 +53,8 @@ def pairs_of(size: int, **parameters: Any) -> list[Pair]:
 
 
 @cache
-def measured(pictures: int = 2) -> pd.DataFrame:
-    pairs = pairs_of(3, pictures=pictures)
-    rows = pd.DataFrame(PROBE.measure(reader(), pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+def rows_of(pictures: int = 2) -> pd.DataFrame:
+    return measured(PROBE, reader(), pairs_of(3, pictures=pictures))
 
 
 def plain_run(pair: Pair, context: Any) -> dict[str, Any]:
@@ -88,19 +83,15 @@ def plain_run(pair: Pair, context: Any) -> dict[str, Any]:
     }
 
 
-def margin(logits: torch.Tensor, pair: Pair) -> float:
-    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-
-
 @pytest.mark.parametrize("pictures", [1, 2])
 def test_margins_against_plain_hugging_face(pictures: int) -> None:
-    rows = measured(pictures).groupby("pair").first()
+    rows = rows_of(pictures).groupby("pair").first()
     for index, pair in enumerate(pairs_of(3, pictures=pictures)):
         for column, context in (("m_base", pair.base), ("m_donor", pair.donor)):
             with torch.no_grad():
                 logits = reader().model(**plain_run(pair, context)).logits[0, -1]
-            assert rows[column][index] == pytest.approx(margin(logits, pair), abs=1e-9)
-            assert PROBE.preview(reader(), pair)[column] == pytest.approx(margin(logits, pair), abs=1e-9)
+            assert rows[column][index] == pytest.approx(margin_of(pair, logits), abs=1e-9)
+            assert PROBE.preview(reader(), pair)[column] == pytest.approx(margin_of(pair, logits), abs=1e-9)
 
 
 def test_a_swapped_image_is_a_patched_cache_of_plain_hugging_face() -> None:
@@ -119,14 +110,14 @@ def test_a_swapped_image_is_a_patched_cache_of_plain_hugging_face() -> None:
         logits = model(ids[:, -1:], position_ids=axes[:, :, -1:], past_key_values=caches[0], use_cache=True).logits[
             0, -1
         ]
-    rows = measured()
+    rows = rows_of()
     found = rows[(rows["pair"] == 0) & (rows["arm"] == "swapped")]["margin"].iloc[0]
-    assert found == pytest.approx(margin(logits, pair), abs=1e-9)
+    assert found == pytest.approx(margin_of(pair, logits), abs=1e-9)
     assert found != rows[rows["pair"] == 0]["m_base"].iloc[0]
 
 
 def test_at_its_own_place_it_is_exact_and_elsewhere_keys_tell_the_arms_apart() -> None:
-    rows = measured()
+    rows = rows_of()
     at = rows.set_index("arm")
     assert at.loc["same_place", "logit_error"].max() < 1e-12
     assert (at.loc["same_place", "agrees"] == 1).all()
@@ -138,24 +129,15 @@ def test_at_its_own_place_it_is_exact_and_elsewhere_keys_tell_the_arms_apart() -
     assert (at.loc["moved", "logit_error"] > 1e-6).all()
 
 
-def test_effects_and_figure() -> None:
-    probe, rows = PROBE, measured()
-    effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
+def test_effects_are_those_of_the_rows() -> None:
+    rows = rows_of()
+    effects = effects_of(PROBE, rows)
     assert effects["same_place.logit_error"].estimate < 1e-12
     moved = rows[(rows["arm"] == "moved") & (rows["shift"] == 300)]["kl"].to_numpy()
     one_axis = rows[(rows["arm"] == "temporal_only") & (rows["shift"] == 300)]["kl"].to_numpy()
     wrong = rows[(rows["arm"] == "wrong_image") & (rows["shift"] == 300)]["kl"].to_numpy()
     assert effects["axes_gain_300.kl"].estimate == pytest.approx((one_axis - moved).mean())
     assert effects["moved_300.kl_share"].estimate == pytest.approx(moved.sum() / wrong.sum())
-    figure = draw_image_splice([Panel("untrained", effects, rows), Panel("other", note="not measured")])
-    lines = [line for axes in figure.axes[:1] for line in axes.get_lines() if len(line.get_xdata()) == len(SHIFTS)]
-    assert (
-        sum(np.allclose(line.get_ydata(), [effects[f"moved_{s}.kl"].estimate for s in SHIFTS]) for line in lines) == 1
-    )
-
-
-def test_the_papers_values_are_found() -> None:
-    assert paper_values(ImageSplice.paper, "Qwen2.5-VL-7B") == {"same_place.agreement": 0.958, "moved_0.agreement": 1.0}
 
 
 def test_a_model_of_text_or_a_prompt_without_a_picture_is_refused() -> None:

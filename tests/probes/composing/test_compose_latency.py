@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.composing.base import make_scheme
 from kvprobe.composing.chunk import precompile
@@ -16,37 +16,22 @@ from kvprobe.composing.library import SkillLibrary
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
-from kvprobe.probes.composing.compose_latency.effects import latency_effects
-from kvprobe.probes.composing.compose_latency.probe import (
-    SKILL,
-    ComposeLatency,
-    Prepared,
-    Request,
-    repeated,
-    request_of,
-)
+from kvprobe.probes.composing.compose_latency.probe import ComposeLatency
+from kvprobe.probes.composing.compose_latency.requests import SKILL, Prepared, Request, repeated, request_of
 from kvprobe.stats import StatisticsConfig
 from kvprobe.stats.growth import growth_exponent
 from kvprobe.tasks.context import Span, TokenizedContext
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
 ARMS = ("full_prefill", "splice", "splice_from_disk", "splice_seam_8", "cacheblend_15", "without_chunk", "two_pieces")
 PROBE = ComposeLatency(
-    ComposeLatency.Parameters(
-        lengths=(32, 64, 128),
-        repeated_lengths=(200, 300),
-        text_length=48,
-        repeats=1,
-        long_from=128,
-        asymptote_from=128,
-    )
+    lengths=(32, 64, 128), repeated_lengths=(200, 300), text_length=48, repeats=1, long_from=128, asymptote_from=128
 )
 
 
 def pairs_of(size: int) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size).prompt_pairs()]
+    return aligned(GatedDecision(size=size))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
@@ -57,7 +42,7 @@ def test_arms_give_the_logits_that_they_are_timed_for(family: str, tmp_path: obj
     chunk = precompile(subject, ids, "real", before=request.opening)
     library = SkillLibrary(str(tmp_path))
     library.save(subject, SKILL, chunk)
-    prepared = Prepared(chunk, library, (1.0, 1.0), 1)
+    prepared = Prepared(chunk, library, compiling=1.0, saving=1.0, nbytes=1)
     whole = (*request.opening, *ids, *request.task)
     expected = prefill(subject, whole)
     if family == "qwen3":
@@ -104,10 +89,9 @@ def test_a_repeated_chunk_is_moved_like_the_one_it_repeats() -> None:
         assert torch.equal(ours.keys[:, :, 10:20], theirs.keys)
 
 
-def test_rows_effects_and_figure() -> None:
+def test_rows_and_effects() -> None:
     subject, pairs = worded("llama"), pairs_of(2)
-    rows = pd.DataFrame(PROBE.measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
+    rows = measured(PROBE, subject, pairs)
     assert len(rows) == 4 * (1 + 2 * len(ARMS)) + 2 * 2 * 2
     timed = rows[(rows["arm"] != "compile") & (rows["text"] != "repeated")]
     assert set(timed["arm"]) == set(ARMS)
@@ -116,7 +100,7 @@ def test_rows_effects_and_figure() -> None:
     whole = (*request.opening, *PROBE.chunk_ids(subject, "random", 64), *request.task)
     one = timed[(timed["pair"] == 0) & (timed["length"] == 64)].set_index("arm")
     assert one.loc["full_prefill", "flops"] == prefill(subject, whole).receipt.flops
-    effects = {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
+    effects = effects_of(PROBE, rows)
     shares = [effects[f"splice_{length}.flop_share"].estimate for length in (32, 64, 128)]
     assert 1 > shares[0] > shares[1] > shares[2] > 0
     assert effects["splice_seam_8_64.flop_share"].estimate > shares[1]
@@ -126,17 +110,13 @@ def test_rows_effects_and_figure() -> None:
     assert long.n + long.excluded == 6
     assert effects["splice_repeated_300.seconds"].estimate > 0
     assert "splice_repeated_300.speedup" not in effects
-    panels = [Panel("llama", effects, rows, {"splice_64.speedup": 3.0}, "Llama"), Panel("other", note="not measured")]
-    assert len(PROBE.plot(panels).axes) == 4
+    assert effects["cacheblend_15_64.speedup"].condition == "cacheblend_{percent}_{length}"
 
 
 def test_eager_models_leave_out_what_would_not_fit() -> None:
     heads = worded("gemma2").config.num_attention_heads
-    probe = ComposeLatency(
-        ComposeLatency.Parameters(
-            lengths=(32, 64), repeated_lengths=(), text_length=32, repeats=1, score_bytes=8 * heads * 40**2
-        )
-    )
+    few = {"lengths": (32, 64), "repeated_lengths": (), "text_length": 32, "repeats": 1}
+    probe = ComposeLatency(**few, score_bytes=8 * heads * 40**2)
     rows = probe.measure(worded("gemma2"), pairs_of(1), lambda done, total: None)
     assert {row["length"] for row in rows} == {32}
     assert all(probe.fits(worded("llama"), length) for length in (64, 10**6))
@@ -159,7 +139,8 @@ def made_rows(splice: float, full: float, alone: float = 0.01) -> pd.DataFrame:
 
 def test_exponents_are_those_of_what_the_chunk_adds() -> None:
     rows = made_rows(1.0, 1.7)
-    effects = {effect.name: effect for effect in latency_effects(rows, StatisticsConfig())}
+    probe = ComposeLatency(asymptote_from=2048)
+    effects = effects_of(probe, rows)
     assert effects["splice.exponent"].estimate == pytest.approx(1.0)
     assert effects["full_prefill.exponent"].estimate == pytest.approx(1.7)
     assert effects["full_over_splice.exponent"].estimate == pytest.approx(0.7)
@@ -172,10 +153,10 @@ def test_exponents_are_those_of_what_the_chunk_adds() -> None:
     assert effects["splice_512.speedup"].estimate == pytest.approx(full / stored, rel=1e-3)
     assert effects["pays_off_512.uses"].estimate == pytest.approx(8 / (full - stored), rel=1e-3)
     assert effects["storage_512.bytes"].estimate == 5120
-    never = {effect.name for effect in latency_effects(made_rows(1.7, 1.7), StatisticsConfig())}
+    never = set(effects_of(probe, made_rows(1.7, 1.7)))
     assert "splice.exponent" in never
     assert not any(name.startswith("pays_off") for name in never)
-    assert "splice.exponent" not in {e.name for e in latency_effects(made_rows(1, 2, alone=1e20), StatisticsConfig())}
+    assert "splice.exponent" not in effects_of(probe, made_rows(1, 2, alone=1e20))
 
 
 @given(power=st.floats(0.2, 3), noise=st.floats(0, 0.3), seed=st.integers(0, 999))

@@ -8,39 +8,31 @@ import pandas as pd
 import pytest
 import torch
 from composed_plainly import plain_composed, plain_entries
+from composing_rows import decided
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.composing.chunk import header_ids
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
-from kvprobe.models.subject import Subject
-from kvprobe.probes.composing.offsets.figure import draw_offsets
-from kvprobe.probes.composing.offsets.probe import ARMS, FLOOR, Offsets, filler_ids
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.composing.offsets.probe import ARMS, Offsets, filler_ids
+from kvprobe.probes.kit.fidelity import REMOVED
 from kvprobe.tasks.field_position import FieldPosition
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
-PROBE = Offsets(Offsets.Parameters(offsets=(0, 1000), fillers=(30,)))
+PROBE = Offsets(offsets=(0, 1000), fillers=(30,))
 # Hugging Face turns keys in float32 whatever the model's precision is.
 NOISE = 2e-4
 
 
 def pairs_of(size: int, slot: Any = "after_policy") -> list[Pair]:
     task = FieldPosition(size=size, field_slots=(slot,), notes=(1,), mentions=(0,))
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair], probe: Offsets = PROBE) -> pd.DataFrame:
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return aligned(task)
 
 
 def test_margins_against_plain_hugging_face() -> None:
     subject, (pair,) = worded("qwen3"), pairs_of(1)
-    model, rows = subject.model, measured(subject, [pair])
+    model, rows = subject.model, measured(PROBE, subject, [pair])
     span, ids = pair.base.spans["policy"], list(pair.base.token_ids)
     chunk, rest, neutral = ids[span.start : span.end], ids[span.end :], header_ids(subject, "neutral")
     for kind, size in (("offset", 0), ("offset", 1000), ("filler", 30)):
@@ -57,7 +49,7 @@ def test_margins_against_plain_hugging_face() -> None:
             entries["no_rotation_in_context"] = plain_entries(model, chunk, span.start, ids[: span.start])
         places: dict[str, int] = {"rest_at": start + len(chunk), "before_at": at}
         ought = {arm: plain_composed(model, before, made, rest, **places) for arm, made in entries.items()}
-        ought[FLOOR] = plain_logits(model, [*before, *rest])
+        ought[REMOVED] = plain_logits(model, [*before, *rest])
         whole = plain_logits(model, [*before, *chunk, *rest])
         for arm, logits in ought.items():
             expected = float(logits[pair.base_answer_id] - logits[pair.donor_answer_id])
@@ -72,8 +64,8 @@ def test_margins_against_plain_hugging_face() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "gemma3", "mistral"])
 def test_moved_keys_are_native_keys_within_the_models_own_rounding(family: str) -> None:
     subject = worded(family, torch.float32)
-    probe = Offsets(Offsets.Parameters(offsets=(0, 777, 32768), fillers=()))
-    rows = measured(subject, pairs_of(1), probe)
+    probe = Offsets(offsets=(0, 777, 32768), fillers=())
+    rows = measured(probe, subject, pairs_of(1))
     keys = rows[rows["measurement"] == "keys"]
     ids = pairs_of(1)[0].base
     span = ids.spans["policy"]
@@ -107,23 +99,14 @@ def made_rows(errors: dict[tuple[str, int, str], float], pairs: int = 12) -> pd.
         for kind, size, arm in [(k, s, a) for k, s in (("offset", 0), ("offset", 1000), ("filler", 30)) for a in ARMS]:
             for side in ("base", "donor"):
                 error = errors.get((kind, size, arm), 0.0) * (1 + pair / pairs)
-                donor, agrees = side == "donor", error < 5
-                rows.append(
-                    {**common, "measurement": kind, "size": size, "arm": arm, "prompt": side, "cosine": 0.9}
-                    | {"margin": 5 - error, "reference_margin": 5.0, "margin_error": error, "kl": error, "js": 0.0}
-                    | {"total_variation": 0.0, "top_overlap": 1.0, "same_argmax": True, "correct": agrees}
-                    | {"agrees": agrees, "answers_donor": donor == agrees, "reference_answers_donor": donor}
-                )
+                what = {"measurement": kind, "size": size, "arm": arm}
+                rows.append({**decided(side, error, agrees=error < 5), **common, **what})
     return pd.DataFrame(rows)
-
-
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
 
 
 @given(error=st.floats(0.1, 2.0))
 def test_summary_finds_what_was_put_in(error: float) -> None:
-    effects = effects_of(made_rows({("offset", 1000, "rotated"): error, ("filler", 30, "no_rotation"): 6.0}))
+    effects = effects_of(PROBE, made_rows({("offset", 1000, "rotated"): error, ("filler", 30, "no_rotation"): 6.0}))
     scale = sum(1 + pair / 12 for pair in range(12)) / 12
     assert effects["offset_1000.rotated.margin_error"].estimate == pytest.approx(error * scale)
     assert effects["offset_0.rotated.margin_error"].estimate == 0.0
@@ -134,18 +117,6 @@ def test_summary_finds_what_was_put_in(error: float) -> None:
     assert effects["chained.excess"].estimate == 0.0
 
 
-def test_the_figure_shows_every_arm_and_a_model_without_effects() -> None:
-    effects = effects_of(made_rows({("offset", 1000, "no_rotation"): 1.0}))
-    paper = {"filler_30.rotated.cosine": 0.98}
-    figure = draw_offsets([Panel("a", effects, paper=paper, paper_model="Qwen3-8B"), Panel("b", note="gated")])
-    assert len(figure.legends[0].get_texts()) == len(ARMS) + 3
-    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    assert set(paper_values(Offsets.paper, "Qwen3-8B")) == set(Offsets.paper)
-
-
 def test_a_rule_behind_the_field_is_refused() -> None:
     with pytest.raises(ConfigError, match="other than 'start'"):
-        measured(worded("qwen3"), pairs_of(1, "start"))
+        measured(PROBE, worded("qwen3"), pairs_of(1, "start"))

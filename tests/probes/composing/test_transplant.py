@@ -9,51 +9,41 @@ import pandas as pd
 import pytest
 import torch
 from composed_plainly import plain_composed, plain_entries
+from composing_rows import decided
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import TOKENIZER, aligned, effects_of, margin_of, measured, plain_logits, worded
 
 from kvprobe.composing.base import REUSE_SCHEMES, make_scheme
 from kvprobe.composing.chunk import header_ids, precompile
 from kvprobe.composing.prompts import composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
 from kvprobe.models.loader import load_subject
-from kvprobe.models.subject import Subject
-from kvprobe.probes.composing.transplant.figure import draw_transplant
-from kvprobe.probes.composing.transplant.probe import CEILING, CONDITIONS, FLOORS, Transplant, condition_of
-from kvprobe.probes.kit.fidelity import decide_behind, fidelity_effects
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.composing.transplant.probe import CONDITIONS, Transplant, condition_of
+from kvprobe.probes.kit.fidelity import FULL_PREFILL, decide_behind
 from kvprobe.tasks.field_position import FieldPosition
 from kvprobe.tasks.lookup import Lookup
 from kvprobe.tasks.pairs import Pair, align
 
-PROBE = Transplant(Transplant.Parameters(seam=3, share=0.2))
+PROBE = Transplant(seam=3, share=0.2)
 # Hugging Face turns keys in float32 whatever the model's precision is.
 NOISE = 3e-5
 
 
 def pairs_of(size: int, slots: tuple[str, ...] = ("after_policy", "start"), **parameters: Any) -> list[Pair]:
     task = FieldPosition(size=size, field_slots=slots, notes=(2,), mentions=(0,), **parameters)
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair], probe: Transplant = PROBE) -> pd.DataFrame:
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return aligned(task)
 
 
 def margin(logits: torch.Tensor, pair: Pair, *, donor: bool) -> float:
-    over = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-    return over if donor else -over
+    return margin_of(pair, logits) * (1 if donor else -1)
 
 
 @pytest.mark.parametrize("slot", ["after_policy", "start"])
 def test_margins_against_plain_hugging_face(slot: str) -> None:
     subject, pairs = worded("qwen3"), pairs_of(2, (slot,))
-    model, pair, rows = subject.model, pairs[1], measured(subject, pairs)
+    model, pair, rows = subject.model, pairs[1], measured(PROBE, subject, pairs)
     span = pair.base.spans["policy"]
     assert condition_of(pair) == ("self_contained" if slot == "after_policy" else "coupled")
     for donor, prompt in ((False, pair.base), (True, pair.donor)):
@@ -71,10 +61,10 @@ def test_margins_against_plain_hugging_face(slot: str) -> None:
         reserved = plain_entries(model, chunk, gap)
         ought["prompt_cache"] = plain_composed(model, before, reserved, rest, rest_at=gap + len(chunk))
         whole = plain_logits(model, ids)
-        ought |= {"splice_real": whole, CEILING: whole, "removed": plain_logits(model, [*before, *rest])}
+        ought |= {"splice_real": whole, FULL_PREFILL: whole, "removed": plain_logits(model, [*before, *rest])}
         for arm, logits in ought.items():
             assert found[arm] == pytest.approx(margin(logits, pair, donor=donor), abs=NOISE), arm
-        assert abs(found["splice_none"] - found[CEILING]) > 10 * NOISE
+        assert abs(found["splice_none"] - found[FULL_PREFILL]) > 10 * NOISE
         assert abs(found["no_rotation"] - found["splice_none"]) > 10 * NOISE
 
 
@@ -93,7 +83,7 @@ def test_deciding_behind_a_shared_beginning_is_composing(family: str) -> None:
 
 def test_the_other_beginning_and_the_wrong_rule_are_other_prompts() -> None:
     subject, pairs = worded("qwen3"), pairs_of(4)
-    rows = measured(subject, pairs)
+    rows = measured(PROBE, subject, pairs)
     model, pair = subject.model, pairs[0]
     span, ids = pair.base.spans["policy"], list(pair.base.token_ids)
     other = next(o for o in pairs[2::2] if o.base.spans["policy"].start != span.start)
@@ -112,12 +102,12 @@ def test_the_other_beginning_and_the_wrong_rule_are_other_prompts() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
 def test_in_its_own_place_a_chunk_is_the_prefill_in_every_family(family: str) -> None:
     pairs = pairs_of(2, ("after_policy",))
-    rows = measured(worded(family, torch.float32), pairs)
-    exact = rows[rows["arm"].isin([CEILING, "splice_real"])]
+    rows = measured(PROBE, worded(family, torch.float32), pairs)
+    exact = rows[rows["arm"].isin([FULL_PREFILL, "splice_real"])]
     assert exact["margin_error"].max() < 1e-4 > exact["kl"].max()
     assert rows["noise_floor"].max() < 1e-4
     assert set(rows["arm"]) == {arm.name for arm in PROBE.arms()}
-    assert (exact[exact["arm"] == CEILING]["tokens"] == exact[exact["arm"] == CEILING]["full_tokens"]).all()
+    assert (exact[exact["arm"] == FULL_PREFILL]["tokens"] == exact[exact["arm"] == FULL_PREFILL]["full_tokens"]).all()
     saved = exact[exact["arm"] == "splice_real"]
     assert (
         saved["tokens"] + [len(pair.base.spans["policy"]) for pair in pairs for _ in "12"] == saved["full_tokens"]
@@ -131,7 +121,7 @@ def test_models_whose_mechanism_is_known_are_told_apart() -> None:
         subject = load_subject(f"micro-{kind}")
         task = FieldPosition(size=2, field_slots=("start",), notes=(2,), mentions=(0,), wordings=("manual",))
         pairs = [align(pair, subject.tokenizer) for pair in task.prompt_pairs()]
-        rows = measured(subject, pairs)
+        rows = measured(PROBE, subject, pairs)
         agreement[kind] = rows.groupby("arm")["agrees"].mean()
         assert agreement[kind]["splice_real"] == 1.0
         assert (rows.groupby("pair")[["m_base", "m_donor"]].first() * [-1, 1] > 0).all(axis=None)
@@ -147,7 +137,7 @@ def test_without_a_token_for_the_beginning_of_a_text_that_header_is_left_out() -
             return getattr(TOKENIZER, name)
 
     subject = replace(worded("qwen3", torch.float32), tokenizer=Headless())
-    names = {effect.name for effect in PROBE.summarise(measured(subject, pairs_of(2)), StatisticsConfig())}
+    names = set(effects_of(PROBE, measured(PROBE, subject, pairs_of(2))))
     assert not any("splice_bos" in name for name in names)
     assert any("splice_neutral" in name for name in names)
 
@@ -159,26 +149,18 @@ def made_rows(shares: dict[str, float], pairs: int = 20) -> pd.DataFrame:
         for side in ("base", "donor"):
             for arm in PROBE.arms():
                 agrees = pair // 2 < shares.get(arm.name, 1.0) * pairs or side == "donor"
-                value = 4.0 if agrees else -4.0
                 rows.append(
-                    {"pair": pair, "skeleton": f"s{pair // 2}", "scenario": str(pair // 2), "arm": arm.name}
-                    | {"condition": CONDITIONS[pair % 2], "prompt": side, "noise_floor": 1e-6, "tokens": 10.0}
-                    | {"margin": value, "reference_margin": 4.0, "margin_error": 4.0 - value, "correct": agrees}
-                    | {"agrees": agrees, "answers_donor": True if not agrees else side == "donor"}
-                    | {"reference_answers_donor": side == "donor", "same_argmax": agrees, "full_tokens": 40.0}
-                    | {"kl": 0.0 if agrees else 2.0, "js": 0.0, "total_variation": 0.0, "top_overlap": 1.0}
-                    | {"cosine": 0.75 if arm.name == "wrong_chunk" else 0.95}
+                    decided(side, 0.0 if agrees else 8.0, margin=4.0, agrees=agrees)
+                    | {"pair": pair, "skeleton": f"s{pair // 2}", "scenario": str(pair // 2), "arm": arm.name}
+                    | {"condition": CONDITIONS[pair % 2], "tokens": 10.0, "full_tokens": 40.0}
+                    | {"kl": 0.0 if agrees else 2.0, "cosine": 0.75 if arm.name == "wrong_chunk" else 0.95}
                 )
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
-
-
 @given(epic=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(epic: int) -> None:
-    effects = effects_of(made_rows({"epic": epic / 10}))
+    effects = effects_of(PROBE, made_rows({"epic": epic / 10}))
     share = (1 + epic / 10) / 2
     for condition in CONDITIONS:
         name = f"{condition}.epic"
@@ -198,7 +180,7 @@ def test_coupling_and_rotation_are_differences_within_scenarios() -> None:
     rows = made_rows({})
     lost = (rows["condition"] == "coupled") & (rows["arm"] == "splice_neutral") & (rows["prompt"] == "base")
     unturned = (rows["arm"] == "no_rotation") & (rows["pair"] < 10)
-    effects = effects_of(rows.assign(agrees=rows["agrees"] & ~lost & ~unturned))
+    effects = effects_of(PROBE, rows.assign(agrees=rows["agrees"] & ~lost & ~unturned))
     assert effects["coupling.agreement_loss"].estimate == pytest.approx(0.5)
     assert effects["self_contained.rotation.agreement_gain"].estimate == pytest.approx(0.25)
     assert effects["self_contained.rotation.kl_gain"].estimate == 0.0
@@ -206,25 +188,12 @@ def test_coupling_and_rotation_are_differences_within_scenarios() -> None:
 
 def test_kappa_is_left_out_where_the_reference_says_one_thing_only() -> None:
     rows = made_rows({}).assign(reference_answers_donor=True)
-    names = {effect.name for effect in fidelity_effects("x", rows, StatisticsConfig())}
-    assert "x.agreement" in names
-    assert "x.kappa" not in names
-
-
-def test_the_figure_shows_every_arm_and_a_model_without_effects() -> None:
-    paper = {"self_contained.splice_none.agreement": 1.0}
-    effects = effects_of(made_rows({"epic": 0.5}))
-    figure = draw_transplant([Panel("a", effects, paper=paper, paper_model="Qwen3-8B"), Panel("b", note="gated")])
-    assert len(figure.axes[0].get_yticklabels()) == len(PROBE.arms())
-    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
-    assert set(FLOORS) <= {arm.name for arm in PROBE.arms()}
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    assert set(paper_values(Transplant.paper, "Qwen3-8B")) == set(Transplant.paper)
+    effects = effects_of(PROBE, rows)
+    assert "coupled.epic.agreement" in effects
+    assert "coupled.epic.kappa" not in effects
 
 
 def test_prompts_without_a_rule_are_refused() -> None:
-    pairs = [align(pair, TOKENIZER) for pair in Lookup(size=1).prompt_pairs()]
+    pairs = aligned(Lookup(size=1))
     with pytest.raises(ConfigError, match="use task field_position"):
-        measured(worded("qwen3"), pairs)
+        measured(PROBE, worded("qwen3"), pairs)

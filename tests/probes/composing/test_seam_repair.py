@@ -8,39 +8,31 @@ import pandas as pd
 import pytest
 import torch
 from composed_plainly import plain_composed, plain_entries
+from composing_rows import decided
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from pydantic import ValidationError
+from worded_models import aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.composing.chunk import Header, header_ids
-from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
-from kvprobe.models.subject import Subject
-from kvprobe.probes.composing.seam_repair.figure import draw_seam_repair
-from kvprobe.probes.composing.seam_repair.probe import FULL, HEADERS, REPAIRED, SeamRepair
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.composing.seam_repair.probe import HEADERS, REPAIRED, SINK, SeamRepair
+from kvprobe.probes.kit.fidelity import FULL_PREFILL
 from kvprobe.tasks.field_position import FieldPosition
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
-PROBE = SeamRepair(SeamRepair.Parameters(seams=(0, 1, 4), chunk=("policy", "filler")))
+PROBE = SeamRepair(seams=(0, 1, 4), chunk=("policy", "filler"))
 # Hugging Face turns keys in float32 whatever the model's precision is.
 NOISE = 3e-5
 
 
 def pairs_of(size: int) -> list[Pair]:
     task = FieldPosition(size=size, field_slots=("after_filler",), notes=(1,), mentions=(0,))
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
-
-
-def measured(subject: Subject, pairs: list[Pair], probe: SeamRepair = PROBE) -> pd.DataFrame:
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return aligned(task)
 
 
 def test_every_cell_against_plain_hugging_face() -> None:
     subject, (pair,) = worded("qwen3"), pairs_of(1)
-    model, rows = subject.model, measured(subject, [pair])
+    model, rows = subject.model, measured(PROBE, subject, [pair])
     cells = rows[rows["measurement"] == "cell"].set_index(["header", "seam"])["margin"]
     ids, start, end = list(pair.base.token_ids), pair.base.spans["policy"].start, pair.base.spans["filler"].end
     heads: dict[Header, tuple[int, ...]] = {name: header_ids(subject, name) for name in ("none", "bos", "neutral")}
@@ -62,16 +54,16 @@ def test_every_cell_against_plain_hugging_face() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_sinks_are_read_in_every_cache_and_seams_cost_their_tokens(family: str) -> None:
     subject, pairs = worded(family, torch.float32), pairs_of(2)
-    rows = measured(subject, pairs)
+    rows = measured(PROBE, subject, pairs)
     sinks = rows[rows["measurement"] == "sink"]
-    assert set(sinks["cache"]) == {*HEADERS, REPAIRED, FULL}
+    assert set(sinks["cache"]) == {*HEADERS, REPAIRED, FULL_PREFILL}
     assert set(sinks["layer"]) == set(range(subject.layers))
     values = sinks.set_index(["pair", "layer", "cache"])["attention"].astype(float).unstack()
-    assert (values["real"] - values[FULL]).abs().max() < 1e-5
-    assert (values["none"] - values[FULL]).abs().max() > 1e-4
+    assert (values["real"] - values[FULL_PREFILL]).abs().max() < 1e-5
+    assert (values["none"] - values[FULL_PREFILL]).abs().max() > 1e-4
     # The first layer's keys depend on the token alone, but for their turn, which keeps norms.
     norms = sinks[sinks["layer"] == 0].set_index(["pair", "cache"])["key_norm"].astype(float).unstack()
-    assert (norms["none"] - norms[FULL]).abs().max() < 1e-4
+    assert (norms["none"] - norms[FULL_PREFILL]).abs().max() < 1e-4
     cells = rows[rows["measurement"] == "cell"]
     tokens = cells.pivot_table(index=["pair", "header"], columns="seam", values="tokens")
     assert (tokens[4] - tokens[0] == 4).all()
@@ -89,32 +81,22 @@ def made_rows(errors: dict[tuple[str, int], float], sink: float = 0.1, pairs: in
         for header in HEADERS:
             for seam in (0, 1, 4):
                 error = errors.get((header, seam), 0.0) * scale
-                rows.append(
-                    {**common, "measurement": "cell", "header": header, "seam": seam, "tokens": 20.0 + seam}
-                    | {"full_tokens": 100.0, "margin": 5.0 - error, "reference_margin": 5.0, "margin_error": error}
-                    | {"kl": 2 * error, "js": 0.0, "total_variation": 0.0, "top_overlap": 1.0, "cosine": 1.0}
-                    | {"correct": True, "agrees": True, "same_argmax": True}
-                    | {"answers_donor": side == "donor", "reference_answers_donor": side == "donor"}
-                )
-        for cache in (*HEADERS, REPAIRED, FULL):
+                what = {"measurement": "cell", "header": header, "seam": seam, "tokens": 20.0 + seam}
+                rows.append({**decided(side, error), **common, **what, "full_tokens": 100.0, "kl": 2 * error})
+        for cache in (*HEADERS, REPAIRED, FULL_PREFILL):
             value = 0.02 + (sink if cache == "none" else 0.0)
-            reading = dict.fromkeys(("attention", "attention_elsewhere", "attention_on_start"), value)
             rows += [
-                {**common, "measurement": "sink", "cache": cache, "layer": layer, "key_norm": 1.0, "value_norm": 1.0}
-                | {name: number * (1 + layer) / 1.5 for name, number in reading.items()}
+                {**common, "measurement": "sink", "cache": cache, "layer": layer}
+                | dict.fromkeys(SINK, value * (1 + layer) / 1.5)
                 for layer in range(2)
             ]
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in PROBE.summarise(rows, StatisticsConfig())}
-
-
 @given(mended=st.floats(0, 1), sink=st.floats(0.01, 0.5))
 def test_summary_finds_what_was_put_in(mended: float, sink: float) -> None:
     errors = {("none", 0): 1.0, ("none", 1): 1 - mended, ("neutral", 0): 0.25, ("neutral", 1): 0.25}
-    effects = effects_of(made_rows(errors, sink))
+    effects = effects_of(PROBE, made_rows(errors, sink))
     mean_scale = sum(1 + pair / 12 for pair in range(12)) / 12
     assert effects["none.seam_0.kl"].estimate == pytest.approx(2 * mean_scale)
     assert effects["none.seam_1.token_share"].estimate == pytest.approx(0.21)
@@ -127,21 +109,9 @@ def test_summary_finds_what_was_put_in(mended: float, sink: float) -> None:
     assert effects["interaction.neutral.kl"].estimate == pytest.approx(2 * mended * mean_scale)
     assert effects["sink.none_over_full.attention"].estimate == pytest.approx(sink)
     assert effects["sink.neutral_over_full.attention"].estimate == pytest.approx(0)
-    assert effects[f"sink.{FULL}.attention_on_start"].estimate == pytest.approx(0.02)
-
-
-def test_the_figure_shows_every_header_and_the_papers_values() -> None:
-    effects = effects_of(made_rows({("none", 0): 1.0, ("none", 1): 0.5}))
-    paper = {"none.seam_0.cosine": 0.98}
-    figure = draw_seam_repair([Panel("a", effects, paper=paper, paper_model="Qwen3-8B"), Panel("b", note="gated")])
-    assert len(figure.legends[0].get_texts()) == len(HEADERS) + 2
-    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    assert set(paper_values(SeamRepair.paper, "Qwen3-8B")) == set(SeamRepair.paper)
+    assert effects[f"sink.{FULL_PREFILL}.attention_on_start"].estimate == pytest.approx(0.02)
 
 
 def test_seams_without_the_two_that_are_compared_are_refused() -> None:
-    with pytest.raises(ConfigError, match="0 and 1"):
-        SeamRepair(SeamRepair.Parameters(seams=(0, 2)))
+    with pytest.raises(ValidationError, match="0 and 1"):
+        SeamRepair(seams=(0, 2))

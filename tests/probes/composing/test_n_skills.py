@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.edit.meter import Meter
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
-from kvprobe.figures.panel import Panel
-from kvprobe.probes.composing.n_skills.probe import ARMS, FLOOR, NSkills, _Workshop, alone, order_of
-from kvprobe.stats import StatisticsConfig
+from kvprobe.probes.composing.n_skills.probe import ARMS, NSkills, alone, composed_skills, order_of
+from kvprobe.probes.kit.fidelity import ChunkStore
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, PromptPair, align
+from kvprobe.tasks.pairs import Pair, PromptPair
 from kvprobe.tasks.skills import Skills, separator_name, skill_name
 
 
 def pairs_of(size: int, **parameters: object) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in Skills(size=size, **parameters).prompt_pairs()]  # type: ignore[arg-type]
+    return aligned(Skills(size=size, **parameters))  # type: ignore[arg-type]
 
 
 def texts(pair: PromptPair) -> dict[str, str]:
@@ -68,7 +66,7 @@ def test_order_and_the_prompt_with_one_skill() -> None:
     assert alone(double.base, order) == single.base.token_ids
     assert alone(double.donor, order) == single.donor.token_ids
     with pytest.raises(ConfigError, match="skills"):
-        order_of(align(next(iter(GatedDecision(size=1).prompt_pairs())), TOKENIZER))
+        order_of(aligned(GatedDecision(size=1))[0])
     late = replace(double, field=replace(double.field, start=1, end=2))
     with pytest.raises(ConfigError, match="before the field"):
         order_of(late)
@@ -77,20 +75,20 @@ def test_order_and_the_prompt_with_one_skill() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_composed_caches_hold_the_prompt_and_receipts_what_was_run(family: str) -> None:
     subject, pair = worded(family), pairs_of(3)[2]
-    order, workshop = order_of(pair), _Workshop(subject)
-    workshop._composed(pair, order, "splice_neutral")  # compiles, which is not counted
+    order, chunks, (_, neutral, removed) = order_of(pair), ChunkStore(subject), ARMS
+    composed_skills(subject, pair.base, order, neutral, chunks)  # compiles, which is not counted
     with Meter(subject) as meter:
-        cache, receipt = workshop._composed(pair, order, "splice_neutral")
+        cache, receipt = composed_skills(subject, pair.base, order, neutral, chunks)
     assert receipt.tokens_appended == meter.tokens
     assert cache.positions.tolist() == list(range(order.end))
     skills = sum(len(pair.base.spans[name]) for name in order.skills)
     assert receipt.tokens_appended == order.end - skills
     for name in order.skills:
         span = pair.base.spans[name]
-        chunk = workshop._chunk(pair.base.token_ids[span.start : span.end], ARMS["splice_neutral"])
+        chunk = chunks.chunk(pair.base.token_ids[span.start : span.end], "neutral")
         for ours, theirs in zip(cache.layers, chunk.cache.layers, strict=True):
             assert torch.equal(ours.values[:, :, span.start : span.end], theirs.values)
-    without, _ = workshop._composed(pair, order, FLOOR)
+    without, _ = composed_skills(subject, pair.base, order, removed, chunks)
     assert len(without) == order.end - len(pair.base.spans[order.asked])
     between = pair.base.spans[separator_name(0)]
     assert any(
@@ -101,11 +99,10 @@ def test_composed_caches_hold_the_prompt_and_receipts_what_was_run(family: str) 
     )
 
 
-def test_rows_effects_and_figure() -> None:
+def test_rows_and_effects() -> None:
     subject, pairs = worded("qwen3"), pairs_of(12)
-    probe = NSkills(NSkills.Parameters(able=0.0))
-    rows = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
+    probe = NSkills(able=0.0)
+    rows = measured(probe, subject, pairs)
     assert len(rows) == 12 * 2 * len(ARMS)
     for index, pair in enumerate(pairs[:4]):
         here = rows[rows["pair"] == index]
@@ -121,24 +118,21 @@ def test_rows_effects_and_figure() -> None:
         assert here["m_base"].iloc[0] == rows.loc[rows["pair"] == 0, "m_base"].iloc[0]
     assert rows["m_base"].nunique() == 3
     assert (rows["noise_floor"] < 1e-6).all()
-    effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
+    effects = effects_of(probe, rows)
     shares = [effects[f"splice_none_{count}.token_share"].estimate for count in (1, 2, 4, 8)]
     assert 1 > shares[0] > shares[1] > shares[2] > shares[3]
     assert effects["removed_8.flop_share"].estimate <= effects["splice_neutral_8.flop_share"].estimate
     assert {"first_1.splice_none.agreement", "first_8.removed.agreement", "splice_none.most_less_fewest.kl"} <= {
         *effects
     }
-    panels = [Panel("tiny", effects, rows, {"splice_none_1.cosine": 0.99}, "X"), Panel("other", note="not measured")]
-    assert len(probe.plot(panels).axes) == 8
 
 
 def test_an_able_prefill_is_asked_for_at_each_number_of_skills() -> None:
     subject, pairs = worded("llama"), pairs_of(8)
-    rows = pd.DataFrame(NSkills().measure(subject, pairs, lambda done, total: None))
-    rows["skeleton"] = [pairs[pair].scenario.skeleton for pair in rows["pair"]]
+    rows = measured(NSkills(), subject, pairs)
     rows.loc[rows["skills"] <= 2, "reference_margin"] = 1.0
     rows.loc[rows["skills"] > 2, "reference_margin"] = -1.0
-    names = {effect.name for effect in NSkills().summarise(rows, StatisticsConfig())}
+    names = set(effects_of(NSkills(), rows))
     assert {f"full_prefill_{count}.accuracy" for count in (1, 2, 4, 8)} <= names
     assert "splice_none_2.agreement" in names
     assert not any("splice_none_4" in name or "_8." in name for name in names - {"full_prefill_8.accuracy"})
@@ -162,6 +156,6 @@ def test_a_skill_spliced_in_its_place_is_the_prefill() -> None:
     field = cut.spans["field"]
     moved = replace(pair, base=cut, donor=donor, field=field)
     order = order_of(moved)
-    cache, _ = _Workshop(subject)._composed(moved, order, "splice_none")
+    cache, _ = composed_skills(subject, moved.base, order, ARMS[0], ChunkStore(subject))
     found = forward(subject, cut.token_ids[order.end :], cache).logits
     torch.testing.assert_close(found, prefill(subject, cut.token_ids).logits, atol=1e-9, rtol=0)
