@@ -26,17 +26,21 @@ class Curve:
         condition: with the parameter and the fixed ones.
         fixed: names and values of its other parameters.
         also: sizes and names of effects on the curve whose own condition names no size: no dose, everything.
+        metric: where it is not that of the other curves.
+        line: its style, as matplotlib names it.
     """
 
     condition: str
     fixed: tuple[tuple[str, Scalar], ...] = ()
     also: tuple[tuple[float, str], ...] = ()
+    metric: str | None = None
+    line: str = "-"
 
     def points(self, panel: Panel, metric: str) -> dict[float, Effect]:
         """The effects of one model by size, in rising order."""
         also = {size: panel.effects[name] for size, name in self.also if name in panel.effects}
         fixed: dict[str, Any] = dict(self.fixed)
-        return dict(sorted({**panel.curve(self.condition, metric, **fixed), **also}.items()))
+        return dict(sorted({**panel.curve(self.condition, self.metric or metric, **fixed), **also}.items()))
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Doses:
         """Draw the curves of one model."""
         levels(axes, *self.levels)
         for (curve, (label, color)), shift in zip(self.curves.items(), self._shifts(panel), strict=True):
-            look = {"color": color, "label": label, "marker": self.marker}
+            look = {"color": color, "label": label, "marker": self.marker, "ls": _line(curve)}
             draw_dose(axes, panel, curve, self.metric, shift=shift, **look)
         if self.ceiling and self.ceiling[0] in panel.effects:
             axes.axhline(panel.effects[self.ceiling[0]].estimate, color=self.ceiling[1], lw=1.3, zorder=2)
@@ -90,7 +94,10 @@ class Doses:
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""
-        return dose_key(dict(self.curves.values()), marker=self.marker, paper=any(panel.paper for panel in panels))
+        key = dose_key(dict(self.curves.values()), marker=self.marker, paper=any(panel.paper for panel in panels))
+        for handle, curve in zip(key, self.curves, strict=False):
+            handle.set_linestyle(_line(curve))
+        return key
 
     def sizes(self, panel: Panel) -> list[float]:
         """Those of all curves of one model, in rising order."""
@@ -181,3 +188,7 @@ def dose_key(curves: Mapping[str, str], *, paper: bool, marker: str = "o") -> li
 
 def _points(panel: Panel, curve: str | Curve, metric: str) -> dict[float, Effect]:
     return (Curve(curve) if isinstance(curve, str) else curve).points(panel, metric)
+
+
+def _line(curve: str | Curve) -> str:
+    return "-" if isinstance(curve, str) else curve.line

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from worded_models import aligned, effects_of, measured, worded
@@ -19,6 +18,7 @@ from kvprobe.models.subject import Subject
 from kvprobe.probes.mechanism.attn_vs_mlp.probe import AttnVsMlp, source_groups
 from kvprobe.probes.mechanism.attn_vs_mlp.reading import middle_layer
 from kvprobe.probes.mechanism.attn_vs_mlp.residual_parts import Change, Parts, change_of, read_parts
+from kvprobe.stats import Effect
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
@@ -126,15 +126,12 @@ def test_source_groups_cover_every_position() -> None:
     assert [middle_layer(layers) for layers in (6, 32, 36, 42)] == [2, 12, 14, 16]
 
 
-def read_on(subject: Subject) -> tuple[pd.DataFrame, dict[str, Any]]:
-    probe = AttnVsMlp(folds=3)
-    rows = measured(probe, subject, pairs())
-    return rows, effects_of(probe, rows)
+def found(subject: Subject) -> dict[str, Effect]:
+    return effects_of(AttnVsMlp(folds=3), measured(AttnVsMlp(folds=3), subject, pairs()))
 
 
 def test_shares_add_up() -> None:
-    rows, effects = read_on(worded("gemma2", torch.float32))
-    assert not rows[["pair", "m_base", "m_donor", "noise_floor", "error"]].isna().any().any()
+    effects = found(worded("gemma2", torch.float32))
     for place, last in (("note", 2), ("decision", 3)):
         written = [
             effects[f"{place}.{kind}_of_layer_{layer}"].estimate
@@ -155,12 +152,12 @@ def test_shares_add_up() -> None:
 
 
 def test_micro_models_bring_it_from_where_their_weights_say() -> None:
-    found = {kind: read_on(load_subject(f"micro-{kind}", device="cpu"))[1] for kind in ("note-taker", "reader")}
-    for effects in found.values():
+    by_kind = {kind: found(load_subject(f"micro-{kind}", device="cpu")) for kind in ("note-taker", "reader")}
+    for effects in by_kind.values():
         # Their MLPs are zero.
         assert effects["decision.attention_share_final"].estimate == pytest.approx(1.0, abs=1e-5)
-    assert found["note-taker"]["decision.from_policy"].estimate > 0.9
-    assert abs(found["note-taker"]["decision.from_field"].estimate) < 0.02
+    assert by_kind["note-taker"]["decision.from_policy"].estimate > 0.9
+    assert abs(by_kind["note-taker"]["decision.from_field"].estimate) < 0.02
     # A reader carries the field's value itself to the decision.
-    assert found["reader"]["decision.from_field"].estimate > 0.1
-    assert found["note-taker"]["note.from_field"].estimate > 0.9
+    assert by_kind["reader"]["decision.from_field"].estimate > 0.1
+    assert by_kind["note-taker"]["note.from_field"].estimate > 0.9

@@ -1,18 +1,18 @@
 """Does attention or do MLPs write the change? Protocol 4.5, critique CI8.
 
 Base and donor prompt differ in the field alone. At a position after it, the difference of their residual streams after
-layer T is the sum of what the attention and the MLP of every layer up to T add to it; each is projected on the
-difference itself. Two positions are looked at:
+layer T is the sum of what the attention and the MLP of every layer up to T add to it; each is projected onto the
+difference itself. Two positions are read:
 
-    note        the position after the field that acts most alone, found on pairs of other skeletons
+    note        the position after the field with the largest effect alone, found on pairs of other skeletons
     decision    the last token of the prompt
 
 `X.attention_share_T` is attention's share up to layer T, for every T (critique: the share depends on the layer);
 `middle` is the layer at two fifths of the depth, where the paper reads it, `final` the last. A share says by which way
 the change arrives at this position, not where it was computed; so attention is split further by the position it comes
 from: before the field, the field, the segments after it, and the position itself. What each layer writes, and from
-where, is told of the change that matters: at the decision after the last layer; at the note after the last but one,
-since no later token reads further.
+where, is reported for the change that matters: at the decision after the last layer; at the note after the last but
+one, since no later token reads further.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
-
-PLACES = ("note", "decision")
 
 
 @PROBES.register("attn_vs_mlp")

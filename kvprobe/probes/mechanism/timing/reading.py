@@ -60,8 +60,9 @@ def _scores(sample: Sample) -> tuple[Sample, dict[str, list[str]]]:
     else:
         scored = rows.assign(score=rows[list(PROMPTS)].astype(float).sum(axis=1), whole=float(len(PROMPTS)))
     wide = scored.pivot(index="pair", columns=["place", "layer"], values="score").sort_index(axis=1)
+    cells: list[tuple[str, int]] = wide.columns.to_list()
     names: dict[str, list[str]] = {}
-    for place, layer in wide.columns.to_list():
+    for place, layer in cells:
         names.setdefault(place, []).append(f"{place}_{layer}")
     wide.columns = [name for of_place in names.values() for name in of_place]
     pairs = scored.groupby("pair")[["whole", sample.statistics.cluster]].first()
