@@ -1,7 +1,7 @@
 """Suffix concentration (protocol 1.1 c to g, 1.7, dose of 1.2): which cache entries carry a field's effect?
 
-Entries from the field to the decision, both prompts' caches being equal before the field, are patched from the
-donor's cache in many sets, and the decision is read with the last token run again.
+Entries from the field to the decision (both prompts' caches are equal before the field) are patched from the donor's
+cache in many sets, and the decision is read with the last token run again.
 
     suffix_P, prefix_P   the last or first P percent of these positions
     position             each position alone
@@ -13,14 +13,11 @@ donor's cache in many sets, and the decision is read with the last token run aga
     random_K, matched_K  as many positions, drawn at random; matched: with as many from each third of them and of each
                          kind of token (delimiter or not)
     no_op, same_value    floors: the base's own entries, and the same values computed in another order (critique ME1)
-
-Single positions are also summed: by segment and by kind of token as shares of all positive recovery, with the share of
-tokens beside it, since delimiters are fewer than words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -28,20 +25,20 @@ from pydantic import Field
 
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
-from kvprobe.probes.kit.aligned_positions import is_delimiter, slots
-from kvprobe.probes.kit.decisions import patched_margins
+from kvprobe.probes.kit.aligned_positions import delimiters, slots
+from kvprobe.probes.kit.decisions import margin_rows
 from kvprobe.probes.kit.depth import layer_bands, third_of
 from kvprobe.probes.kit.doses import suffix
-from kvprobe.probes.kit.position_sets import matched_sets, random_sets
+from kvprobe.probes.kit.position_sets import Selection, position_sets
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
-from kvprobe.probes.kit.ranking import SinglePositions, held_out_orders, in_sample_order
+from kvprobe.probes.kit.ranking import Ranking, SinglePositions, measured_alone, rankings
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-_Set = tuple[Measurement, KVPatch]
-"""A set of cache entries to patch: what its row says of it, and the patch."""
+_Patch = tuple[Measurement, KVPatch]
+"""A patch, and what its row says of it."""
 PAPER_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
@@ -65,121 +62,80 @@ class SuffixConcentration(Probe):
         rows: list[Measurement] = []
         singles: list[SinglePositions] = []
         for index, pair in enumerate(pairs):
-            unedited = prefill_pair(subject, pair)
-            found = self._read(subject, pair, unedited, self._fixed_sets(subject, pair, unedited))
-            singles.append(_singles(unedited, found))
+            prefilled = prefill_pair(subject, pair)
+            found = self._rows(subject, pair, prefilled, [*self._fixed_sets(subject, pair, prefilled)])
+            alone = {row["position"]: row["margin"] for row in found if row["intervention"] == "position"}
+            singles.append(measured_alone(prefilled, alone))
             rows += [{"pair": index, **row} for row in found]
             progress(index + 1, 2 * len(pairs))
-        held_out = held_out_orders(pairs, singles, self.folds, self.seed)
-        for index, pair in enumerate(pairs):
+        for index, ranking in enumerate(rankings(pairs, singles, self.folds, self.seed)):
             # Prefilled anew: the caches of all pairs of a large model would not fit in memory together.
-            unedited = prefill_pair(subject, pair)
-            orders = {"in_sample": in_sample_order(singles[index]), "held_out": held_out[index]}
-            sets = self._selected_sets(subject, pair, unedited, orders, index)
-            rows += [{"pair": index, **row} for row in self._read(subject, pair, unedited, sets)]
+            pair, prefilled = pairs[index], prefill_pair(subject, pairs[index])
+            sets = self._selected_sets(subject, pair, prefilled, ranking, index)
+            rows += [{"pair": index, **row} for row in self._rows(subject, pair, prefilled, [*sets])]
             progress(len(pairs) + index + 1, 2 * len(pairs))
         return rows
 
-    def _read(self, subject: Subject, pair: Pair, unedited: PrefilledPair, sets: Sequence[_Set]) -> list[Measurement]:
-        """The decision under each patch; `sets` gives with each what its row says of it."""
-        patches = [patch for _, patch in sets]
-        margins = patched_margins(subject, pair, pair.base, unedited.stale, patches, batch_size=self.batch_size)
-        return [
-            {
-                **unedited.common(),
-                **described,
-                "positions": len(patch.positions),
-                "margin": margin,
-                "flipped": (margin > 0) != (unedited.base.margin > 0),
-            }
-            for (described, patch), margin in zip(sets, margins, strict=True)
-        ]
+    def _rows(
+        self, subject: Subject, pair: Pair, prefilled: PrefilledPair, patches: Sequence[_Patch]
+    ) -> list[Measurement]:
+        counted = [({**row, "positions": len(patch.positions)}, patch) for row, patch in patches]
+        return margin_rows(subject, pair, prefilled, counted, self.batch_size)
 
-    def _fixed_sets(self, subject: Subject, pair: Pair, unedited: PrefilledPair) -> list[_Set]:
+    def _fixed_sets(self, subject: Subject, pair: Pair, prefilled: PrefilledPair) -> Iterator[_Patch]:
         """All sets that nothing has to be selected for."""
         span = range(pair.field.start, pair.decision_position)
-        sets: list[_Set] = [
-            ({"intervention": "no_op"}, KVPatch(tuple(span), unedited.stale, no_op=True)),
-            ({"intervention": "same_value"}, KVPatch(tuple(span), unedited.again, no_op=True)),
-        ]
+        yield {"intervention": "no_op"}, KVPatch(tuple(span), prefilled.stale, no_op=True)
+        yield {"intervention": "same_value"}, KVPatch(tuple(span), prefilled.again, no_op=True)
         for fraction in self.fractions:
             last = suffix(pair, fraction)
-            for name, part in (("suffix", last), ("prefix", tuple(span[: len(last)]))):
-                described = {"intervention": f"{name}_{round(100 * fraction)}", "fraction": fraction}
-                sets.append((described, _patch(part, unedited)))
+            for name, part in (("suffix", last), ("prefix", span[: len(last)])):
+                row = {"intervention": f"{name}_{round(100 * fraction)}", "fraction": fraction}
+                yield row, _patch(part, prefilled)
         for name, where in pair.base.spans.items():
-            inside = range(max(where.start, span.start), min(where.end, span.stop))
-            if inside:
-                sets.append(({"intervention": f"segment_{name}", "segment": name}, _patch(inside, unedited)))
-        return sets + _single_positions(subject, pair, unedited) + _layers(subject, pair, unedited)
+            if inside := range(max(where.start, span.start), min(where.end, span.stop)):
+                yield {"intervention": f"segment_{name}", "segment": name}, _patch(inside, prefilled)
+        yield from _single_positions(subject, pair, prefilled)
+        yield from _layers(subject, span, prefilled)
 
     def _selected_sets(
-        self, subject: Subject, pair: Pair, unedited: PrefilledPair, orders: Mapping[str, list[int]], index: int
-    ) -> list[_Set]:
+        self, subject: Subject, pair: Pair, prefilled: PrefilledPair, ranking: Ranking, index: int
+    ) -> Iterator[_Patch]:
         """The top positions of each order, and random sets of one size."""
-        own, pool = self, sorted(orders["held_out"])
-        sets: list[_Set] = [
-            ({"intervention": f"top_{how}_{size}", "size": size}, _patch(order[:size], unedited))
-            for size in own.sizes
-            for how, order in orders.items()
-        ]
-        generator = np.random.Generator(np.random.PCG64([own.seed, index]))
-        delimiters = {p for p in pool if is_delimiter(pair.base.token_ids[p], subject.tokenizer)}
-        size = min(own.control_size, len(pool))
-        drawn = {
-            "random": random_sets(pool, size, own.random_draws, generator),
-            "matched": matched_sets(orders["held_out"][:size], pool, delimiters, own.matched_draws, generator),
+        for size in self.sizes:
+            for how, order in (("in_sample", ranking.in_sample), ("held_out", ranking.held_out)):
+                yield {"intervention": f"top_{how}_{size}", "size": size}, _patch(order[:size], prefilled)
+        draws: dict[Selection, int] = {"random": self.random_draws, "matched": self.matched_draws}
+        generator = np.random.Generator(np.random.PCG64([self.seed, index]))
+        size = min(self.control_size, len(ranking.scores))
+        for drawn in position_sets(ranking, (size,), draws, generator, delimiters(pair, subject.tokenizer)):
+            row = {"intervention": f"{drawn.selection}_{self.control_size}", "draw": drawn.draw}
+            yield row, _patch(drawn.positions, prefilled)
+
+
+def _single_positions(subject: Subject, pair: Pair, prefilled: PrefilledPair) -> Iterator[_Patch]:
+    places, marks = slots(pair), delimiters(pair, subject.tokenizer)
+    for position in range(pair.field.start, pair.decision_position):
+        row = {
+            "intervention": "position",
+            "position": position,
+            "segment": places[position].segment,
+            "anchor": places[position].anchor,
+            "offset": places[position].offset,
+            "delimiter": position in marks,
         }
-        for name, parts in drawn.items():
-            sets += [
-                ({"intervention": f"{name}_{own.control_size}", "draw": draw}, _patch(part, unedited))
-                for draw, part in enumerate(parts)
-            ]
-        return sets
+        yield row, _patch([position], prefilled)
 
 
-def _single_positions(subject: Subject, pair: Pair, unedited: PrefilledPair) -> list[_Set]:
-    places = slots(pair)
-    return [
-        (
-            {
-                "intervention": "position",
-                "position": position,
-                "segment": places[position].segment,
-                "anchor": places[position].anchor,
-                "offset": places[position].offset,
-                "delimiter": is_delimiter(pair.base.token_ids[position], subject.tokenizer),
-            },
-            _patch([position], unedited),
-        )
-        for position in range(pair.field.start, pair.decision_position)
-    ]
+def _layers(subject: Subject, span: Sequence[int], prefilled: PrefilledPair) -> Iterator[_Patch]:
+    count = subject.layers
+    for layer in range(count):
+        row = {"intervention": f"layer_{layer}", "layer": layer, "depth": third_of(layer, count)}
+        yield row, _patch(span, prefilled, (layer,))
+    for name, layers in layer_bands(count).items():
+        yield {"intervention": name}, _patch(span, prefilled, layers)
 
 
-def _layers(subject: Subject, pair: Pair, unedited: PrefilledPair) -> list[_Set]:
-    span = tuple(range(pair.field.start, pair.decision_position))
-    single: list[tuple[Measurement, tuple[int, ...]]] = [
-        (
-            {"intervention": f"layer_{layer}", "layer": layer, "depth": third_of(layer, subject.layers)},
-            (layer,),
-        )
-        for layer in range(subject.layers)
-    ]
-    bands: list[tuple[Measurement, tuple[int, ...]]] = [
-        ({"intervention": name}, layers) for name, layers in layer_bands(subject.layers).items()
-    ]
-    return [(described, KVPatch(span, unedited.oracle, layers, no_op=True)) for described, layers in [*single, *bands]]
-
-
-def _patch(positions: Sequence[int], unedited: PrefilledPair) -> KVPatch:
+def _patch(positions: Sequence[int], prefilled: PrefilledPair, layers: tuple[int, ...] | None = None) -> KVPatch:
     # A position that no sliding window connects with the field is the same in both caches.
-    return KVPatch(tuple(positions), unedited.oracle, no_op=True)
-
-
-def _singles(unedited: PrefilledPair, rows: Sequence[Measurement]) -> SinglePositions:
-    base, donor = unedited.base.margin, unedited.donor.margin
-    return SinglePositions(
-        shifts={row["position"]: row["margin"] - base for row in rows if row["intervention"] == "position"},
-        gap=donor - base,
-        decided=base < 0 < donor,
-    )
+    return KVPatch(tuple(positions), prefilled.oracle, layers, no_op=True)
