@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvprobe.probes.system.keystone.figure import draw_keystone, keystone_panel
 from scipy import stats
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
@@ -26,7 +27,6 @@ from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
 from kvprobe.probes.kit.edit_arms import Arm
 from kvprobe.probes.kit.edit_cases import edit_case, worded_edit
-from kvprobe.probes.system.keystone.figure import draw_keystone, keystone_panel
 from kvprobe.probes.system.keystone.probe import Keystone
 from kvprobe.probes.system.keystone.skill_edits import (
     ComposedCase,
