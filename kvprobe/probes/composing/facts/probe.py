@@ -34,9 +34,9 @@ from kvprobe.errors import ConfigError
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.probes import legacy as base
 from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.fidelity import fidelity_effects, judged, paired_difference
 from kvprobe.probes.kit.measures import pair_noise
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.probes.legacy import Probe
 from kvprobe.stats import Effect, StatisticsConfig, proportion
 from kvprobe.tasks.facts import FACTS

@@ -36,8 +36,8 @@ from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.organisms.picture_prompts import drawn_parts
 from kvprobe.probes import legacy as base
 from kvprobe.probes.base import PROBES, Measurement, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.measures import pair_noise
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.probes.legacy import Probe
 from kvprobe.stats import Effect, StatisticsConfig, maximum, mean, proportion, ratio_of_sums
 from kvprobe.tasks.pairs import Pair
