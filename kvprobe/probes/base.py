@@ -65,7 +65,7 @@ class Probe(BaseModel, ABC):
 
         It lets a model that cannot do the task be refused before anything long is measured.
         """
-        from kvprobe.probes.kit.prefilled_pair import decided
+        from kvprobe.probes.gating import decided
 
         # A decision after a chain of thought is known only once the chain is written.
         return None if pair.scenario.attributes.get("mode") == "think" else decided(subject, pair)

@@ -28,7 +28,7 @@ _WITHOUT_INFLUENCE = (
     *("cli/", "report/", "html/", "figures/", "stats/", "organisms/", "auditing/", "configs/", "experiments/"),
     *("viewing.py", "doctor.py", "__init__.py", "__main__.py"),
 )
-_PROBES, _SHARED = "probes/", ("probes/base.py", "probes/kit/")
+_PROBES, _SHARED = "probes/", ("probes/base.py", "probes/gating.py", "probes/kit/")
 _SOURCES = {".py", ".yaml", ".yml"}
 
 

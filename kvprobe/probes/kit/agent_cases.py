@@ -12,7 +12,7 @@ from kvprobe.edit.signals import free_signals
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.readout import Readout, read
 from kvprobe.probes.base import Measurement
-from kvprobe.probes.kit.prefilled_pair import gate_columns
+from kvprobe.probes.gating import gate_columns
 from kvprobe.tasks.context import Span
 from kvprobe.tasks.pairs import Pair
 

@@ -12,8 +12,8 @@ from kvprobe.edit.base import CachedPrompt, Edited, FieldEdit
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import Readout, read
 from kvprobe.probes.base import Measurement, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.pair_lines import subjects_of
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.library import skeletons

@@ -17,7 +17,7 @@ from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import Measurement
-from kvprobe.probes.kit.prefilled_pair import gate_columns
+from kvprobe.probes.gating import gate_columns
 from kvprobe.tasks.library import Skeleton, skeletons
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS

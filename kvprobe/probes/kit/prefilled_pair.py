@@ -10,6 +10,7 @@ from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.readout import Readout, read, read_rows
 from kvprobe.engine.sweep import run_patches
 from kvprobe.models.subject import Subject
+from kvprobe.probes.gating import gate_columns
 from kvprobe.tasks.pairs import Pair
 
 
@@ -36,24 +37,6 @@ class PrefilledPair:
     def common(self) -> dict[str, float]:
         """The columns that every row of a probe carries for the inclusion gate."""
         return gate_columns(self.base, self.donor, self.noise_floor)
-
-
-def gate_columns(base: Readout, donor: Readout, noise_floor: float) -> dict[str, float]:
-    """What the inclusion gate reads of a pair: its unedited decisions and the noise of a margin, in logits."""
-    return {
-        "m_base": base.margin,
-        "m_donor": donor.margin,
-        "mass_base": base.mass,
-        "mass_donor": donor.mass,
-        "noise_floor": noise_floor,
-    }
-
-
-def decided(subject: Subject, pair: Pair) -> dict[str, float]:
-    """What the inclusion gate reads of a pair, from one prefill of each prompt; the noise is not measured."""
-    answers = pair.base_answer_id, pair.donor_answer_id
-    base, donor = (read(prefill(subject, prompt.token_ids).logits, *answers) for prompt in (pair.base, pair.donor))
-    return gate_columns(base, donor, 0.0)
 
 
 def prefill_pair(subject: Subject, pair: Pair) -> PrefilledPair:

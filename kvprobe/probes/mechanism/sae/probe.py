@@ -38,9 +38,9 @@ from kvprobe.engine.components import ActivationEdit, add, components
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import Readout, read_rows
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.cross_fitting import folds
 from kvprobe.probes.kit.decisions import decision_row
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.probes.kit.training_pairs import training_pairs
 from kvprobe.probes.mechanism.sae.features import FeatureChoice, Floats, choose_features, matched_units, stepped
 from kvprobe.probes.mechanism.sae.notes import (
