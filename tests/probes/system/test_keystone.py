@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvprobe.probes.system.keystone.figure import draw_keystone, keystone_panel
 from scipy import stats
 from torch import Tensor
 from transformers.cache_utils import DynamicCache

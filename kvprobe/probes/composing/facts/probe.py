@@ -24,8 +24,8 @@ from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED, ReuseArm, reference_of
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.tasks.facts import FACTS
 from kvprobe.tasks.pairs import Pair
 

@@ -33,7 +33,7 @@ from kvprobe.engine.readout import read
 from kvprobe.engine.visual import Piece, VisualPrompt, prefill_visual, visual_prompt
 from kvprobe.organisms.picture_prompts import drawn_parts
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
-from kvprobe.probes.kit.prefilled_pair import gate_columns
+from kvprobe.probes.gating import gate_columns
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.picture_question import IMAGE
 

@@ -24,8 +24,8 @@ from kvprobe.engine.readout import Readout, read
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.fidelity import REMOVED, ChunkStore, Reference, ReuseArm, reference_of
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.tasks.context import TokenizedContext
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.skills import separator_name, skill_name

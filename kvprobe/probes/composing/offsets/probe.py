@@ -31,8 +31,8 @@ from kvprobe.engine.operations import reposition
 from kvprobe.engine.readout import read
 from kvprobe.errors import ConfigError
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.fidelity import REMOVED, reference_of
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.tasks.context import Span, encode_segment
 from kvprobe.tasks.library import filler_notes
 from kvprobe.tasks.pairs import Pair

@@ -27,8 +27,8 @@ from kvprobe.composing.sinks import read_sink
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.readout import read
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, decide_behind, reference_of
-from kvprobe.probes.kit.prefilled_pair import gate_columns
 from kvprobe.tasks.pairs import Pair
 
 if TYPE_CHECKING:
