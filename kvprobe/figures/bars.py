@@ -53,6 +53,7 @@ class Bars:
         ylim: ends of the axis, where they are fixed.
         dots: what the dots of an effect are; `None` for no dots.
         dot: what one dot is.
+        xlabel: of every axes.
     """
 
     effects: Mapping[str, Look]
@@ -64,6 +65,7 @@ class Bars:
     ylim: tuple[float, float] | None = None
     dots: Dots | None = recovery_dots
     dot: str = "one skeleton"
+    xlabel: str | None = None
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the effects of one model."""
@@ -77,6 +79,8 @@ class Bars:
             axes.tick_params(axis="x", labelrotation=self.label_rotation)
         if self.ylim:
             axes.set_ylim(*self.ylim)
+        if self.xlabel:
+            axes.set_xlabel(self.xlabel)
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""

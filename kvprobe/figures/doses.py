@@ -10,6 +10,7 @@ import numpy as np
 
 from kvprobe.figures.bars import Look
 from kvprobe.figures.panel import Panel
+from kvprobe.figures.spec import Key
 from kvprobe.figures.style import COLORS, levels
 from kvprobe.stats import Effect
 from kvprobe.stats.labels import Scalar
@@ -164,6 +165,23 @@ def dose_axis(axes: Axes, sizes: Sequence[float], label: str = "patched position
     axes.set_xticks(list(sizes), [f"{size:g}" for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
+
+
+def doses_key(*parts: Doses) -> Key:
+    """The key of several rows: a line for each curve that some model has, then interval and the paper's value."""
+
+    def key(panels: Sequence[Panel]) -> list[Any]:
+        lines = []
+        for part in parts:
+            known = {
+                label: color
+                for curve, (label, color) in part.curves.items()
+                if any(_points(panel, curve, part.metric) for panel in panels)
+            }
+            lines += dose_lines(known, part.marker)
+        return [*lines, *dose_key({}, paper=any(panel.paper for panel in panels))]
+
+    return key
 
 
 def dose_lines(curves: Mapping[str, str], marker: str = "o") -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from kvprobe.figures.bars import Bars
 from kvprobe.figures.by_model import EffectsByModel
@@ -26,7 +25,7 @@ def effects(sample: Sample, _: Dissociation) -> Iterator[Effect]:
     for intervention, part in sample.by("intervention"):
         usable = part.of(source_right=True)
         if len(usable):
-            yield from decision_effects(replace(usable, excluded=len(part) - len(usable)), intervention)
+            yield from decision_effects(usable.excluding(len(part) - len(usable)), intervention)
     yield from shapley_split(sample, FROM_DONOR[:3], ("trigger", "notes"))
     yield from conclusion_over_content(sample)
     yield from identity_errors(sample, {"full_downstream": "m_donor"})
@@ -40,7 +39,7 @@ def conclusion_over_content(sample: Sample) -> Iterator[Effect]:
     both = sample.of(intervention=names)
     usable = both.rows.groupby("pair")["source_right"].transform("all").astype(bool)
     left_out = both.rows.loc[~usable, "pair"].nunique()
-    part = replace(both.where(usable), excluded=left_out)
+    part = both.where(usable).excluding(left_out)
     yield from recovery_difference(part, "conclusion_over_content.recovery", *names, by="intervention")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pandas as pd
 
@@ -39,7 +38,7 @@ def effects(sample: Sample, _: Scrub) -> Iterator[Effect]:
         raise SampleError("No prompt was scrubbed: the model decides too few of them correctly.")
     unedited = sample.of(measurement="unedited")
     scrubbed = decisions.rows.groupby(["pair", "direction"]).ngroups
-    decisions = replace(decisions, excluded=max(0, len(unedited) - scrubbed))
+    decisions = decisions.excluding(max(0, len(unedited) - scrubbed))
     for condition, part in conditions(decisions, *_SWEEPS):
         yield from decision_effects(over_draws(part), condition)
         yield part.recovery(f"{condition}.drift", part.shift.abs())

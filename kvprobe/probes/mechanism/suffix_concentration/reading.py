@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from kvprobe.figures.by_model import DosesByModel
-from kvprobe.figures.doses import Doses, dose_key, dose_lines
+from kvprobe.figures.doses import Doses, doses_key
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
@@ -175,39 +175,26 @@ class SegmentShares:
         return []
 
 
-def _key(panels: Sequence[Panel]) -> list[Any]:
-    """A line for each curve that some model has, then interval and paper's value."""
-    lines = []
-    for curves, marker in ((_DOSES, "o"), (_TOP, "s"), (_LAYERS, "^")):
-        known: Mapping[str, str] = {
-            label: color
-            for condition, (label, color) in curves.items()
-            if any(panel.curve(condition, "recovery") for panel in panels)
-        }
-        lines += dose_lines(known, marker)
-    return [*lines, *dose_key({}, paper=any(panel.paper for panel in panels))]
-
-
 _RECOVERY = "recovery of\nthe new decision"
+_PARTS = (
+    Doses(_DOSES, _RECOVERY, 2.0, "patched share of tokens (%)"),
+    Doses(_TOP, _RECOVERY, 2.0, "patched positions k", marker="s", ticks_of="top_held_out_{size}"),
+    Doses(_LAYERS, _RECOVERY, 2.0, "layer", marker="^", whole_ticks_of="layer_{layer}"),
+)
 
 READING = Reading(
     effects,
     FigureSpec(
         "Which cache entries carry a changed field's effect?",
-        (
-            Doses(_DOSES, _RECOVERY, 2.0, "transplanted share of tokens (%)"),
-            Doses(_TOP, _RECOVERY, 2.0, "transplanted positions k", marker="s", ticks_of="top_held_out_{size}"),
-            Doses(_LAYERS, _RECOVERY, 2.0, "layer", marker="^", whole_ticks_of="layer_{layer}"),
-            SegmentShares(),
-        ),
+        (*_PARTS, SegmentShares()),
         main=DosesByModel(
             ("suffix_{percent}", "recovery"),
             ("prefix_{percent}", "recovery"),
             "Last tokens; dashed: first tokens",
-            "transplanted share of tokens (%)",
+            "patched share of tokens (%)",
             log=False,
         ),
-        key=_key,
+        key=doses_key(*_PARTS),
         key_columns=3,
     ),
     paper={

@@ -11,26 +11,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
-from worded_models import TOKENIZER, plain_patched_logits, worded
+from worded_models import aligned, effects_of, margin_of, measured, plain_patched_logits, worded
 
 from kvprobe.engine.decision_attention import decision_attention
 from kvprobe.engine.forward import prefill
-from kvprobe.probes.mechanism.attention_attribution.probe import SINK, AttentionAttribution, _of_pair, regions
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.attention_attribution.probe import SINK, AttentionAttribution, regions
+from kvprobe.probes.mechanism.attention_attribution.reading import of_pair
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
+
+PROBE = AttentionAttribution()
 
 
 def pairs_of(size: int) -> list[Pair]:
-    task = GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1))
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+    return aligned(GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1)))
 
 
 @cache
-def measured(family: str, size: int = 2) -> pd.DataFrame:
-    pairs = pairs_of(size)
-    rows = pd.DataFrame(AttentionAttribution().measure(worded(family), pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+def rows_of(family: str) -> pd.DataFrame:
+    return measured(PROBE, worded(family), pairs_of(2))
 
 
 def masses(rows: pd.DataFrame, cache_name: str) -> pd.DataFrame:
@@ -40,7 +39,7 @@ def masses(rows: pd.DataFrame, cache_name: str) -> pd.DataFrame:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
 def test_all_attention_is_somewhere_and_none_is_counted_twice(family: str) -> None:
-    rows = measured(family)
+    rows = rows_of(family)
     for name in ("field_only", "stale", "new"):
         assert masses(rows, name).sum(axis=1).to_numpy() == pytest.approx(1.0, abs=1e-5)
     for pair in pairs_of(2):
@@ -50,13 +49,13 @@ def test_all_attention_is_somewhere_and_none_is_counted_twice(family: str) -> No
 
 
 def test_a_window_hides_what_lies_outside_it() -> None:
-    rows = measured("mistral")
+    rows = rows_of("mistral")
     assert (masses(rows, "stale")[["sink", "field"]].to_numpy() == 0).all()
     assert (masses(rows, "stale")["self"].to_numpy() > 0).all()
 
 
 def test_caches_agree_before_the_first_layer_that_can_differ() -> None:
-    rows = measured("qwen3")
+    rows = rows_of("qwen3")
     field_only, stale, new = (masses(rows, name).xs(0, level="layer") for name in ("field_only", "stale", "new"))
     # In the first layer a key knows its own token alone, so only the field's own key differs.
     torch.testing.assert_close(torch.tensor(field_only.to_numpy()), torch.tensor(new.to_numpy()))
@@ -78,17 +77,16 @@ def test_against_plain_hugging_face() -> None:
             ours.values[:, :, pair.field.start] = theirs.values[:, :, pair.field.start]
         weights = eager(torch.tensor([ids[-1:]]), past_key_values=caches["stale"], output_attentions=True).attentions
     policy = list(pair.base.spans["policy"].positions)
-    found = masses(measured("llama"), "field_only")
+    found = masses(rows_of("llama"), "field_only")
     for layer, weight in enumerate(weights):
         by_head = weight[0, :, 0]
         assert by_head.shape[-1] == last + 1
         assert found["policy"][0, layer] == pytest.approx(float(by_head[:, policy].sum(-1).mean()), abs=1e-6)
         assert found["field"][0, layer] == pytest.approx(float(by_head[:, pair.field.start].mean()), abs=1e-6)
     position = policy[3]
-    row = measured("llama").query("pair == 0 and position == @position")
+    row = rows_of("llama").query("pair == 0 and position == @position")
     logits = plain_patched_logits(subject.model, ids[:-1], list(pair.donor.token_ids[:-1]), [position], ids[-1:])
-    margin = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-    assert row["margin_transplanted"].item() == pytest.approx(margin, abs=1e-9)
+    assert row["margin_transplanted"].item() == pytest.approx(margin_of(pair, logits), abs=1e-9)
 
 
 def test_attention_of_a_full_pass_is_that_of_the_step_on_its_cache() -> None:
@@ -100,18 +98,14 @@ def test_attention_of_a_full_pass_is_that_of_the_step_on_its_cache() -> None:
 
 def test_correlation_and_share_find_what_was_put_in() -> None:
     rows = pd.DataFrame({"attention": [0.1, 0.2, 0.3, 0.4], "effect": [0.0, 0.1, 0.3, 0.6]})
-    assert _of_pair(rows, 1) == pytest.approx((1.0, 0.6, 0.25))
-    assert _of_pair(rows.assign(effect=-rows["effect"]), 1)[0] != _of_pair(rows, 1)[0]
-    assert _of_pair(rows.assign(attention=rows["attention"][::-1].to_numpy()), 1) == pytest.approx((-1.0, 0.0, 0.25))
-
-
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in AttentionAttribution().summarise(rows, StatisticsConfig())}
+    assert of_pair(rows, 1) == pytest.approx((1.0, 0.6, 0.25))
+    assert of_pair(rows.assign(effect=-rows["effect"]), 1)[0] != of_pair(rows, 1)[0]
+    assert of_pair(rows.assign(attention=rows["attention"][::-1].to_numpy()), 1) == pytest.approx((-1.0, 0.0, 0.25))
 
 
 def test_summary_is_the_mean_over_layers_of_the_paper() -> None:
-    rows = measured("qwen3")
-    effects = effects_of(rows)
+    rows = rows_of("qwen3")
+    effects = effects_of(PROBE, rows)
     assert effects["mass.policy"].estimate == pytest.approx(float(masses(rows, "field_only")["policy"].mean()))
     parts = [name for name in effects if name.startswith("mass.") and name not in ("mass.downstream", "mass.error")]
     assert sum(effects[name].estimate for name in parts) == pytest.approx(1.0, abs=1e-5)

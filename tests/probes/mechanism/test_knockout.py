@@ -11,38 +11,30 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import aligned, answers_of, effects_of, margin_of, measured, plain_logits, worded
 
-from kvprobe.probes.mechanism.knockout.effects import knockout_effects
-from kvprobe.probes.mechanism.knockout.probe import Knockout, equal_mass, with_actions_exchanged
-from kvprobe.stats import Effect, StatisticsConfig
+from kvprobe.probes.mechanism.knockout.caches import with_actions_exchanged
+from kvprobe.probes.mechanism.knockout.key_sets import equal_mass
+from kvprobe.probes.mechanism.knockout.probe import Knockout
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
-SMALL = {"fractions": (0.25, 1.0), "draws": 2, "folds": 2}
+SMALL = Knockout(fractions=(0.25, 1.0), draws=2, folds=2)
 CACHES = ("stale", "field_only", "new", "swapped")
 
 
 def pairs_of(size: int) -> list[Pair]:
-    task = GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1))
-    return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
+    return aligned(GatedDecision(size=size, notes_before=(0, 0), notes_after=(0, 1)))
 
 
 @cache
-def measured(family: str, size: int = 2) -> pd.DataFrame:
-    pairs = pairs_of(size)
-    probe = Knockout(Knockout.Parameters(**SMALL))
-    rows = pd.DataFrame(probe.measure(worded(family), pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
-
-
-def margin(logits: torch.Tensor, pair: Pair) -> float:
-    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+def rows_of(family: str) -> pd.DataFrame:
+    return measured(SMALL, worded(family), pairs_of(2))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
 def test_nothing_hidden_changes_nothing(family: str) -> None:
-    rows = measured(family)
+    rows = rows_of(family)
     empty = rows[rows["intervention"] == "empty"]
     assert empty["margin"].to_numpy() == pytest.approx(empty["unmasked"].to_numpy(), abs=1e-6)
     free = rows[rows["intervention"] == "none"].pivot(index="pair", columns="cache", values="margin")
@@ -54,7 +46,7 @@ def test_nothing_hidden_changes_nothing(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_all_positions_in_all_layers_leave_only_the_field_to_tell_caches_apart(family: str) -> None:
-    rows = measured(family)
+    rows = rows_of(family)
     table = rows.pivot_table(index=["pair", "intervention"], columns="cache", values="margin")
     everything = table.xs("all_layers", level="intervention")
     assert everything["field_only"].to_numpy() == pytest.approx(everything["new"].to_numpy(), abs=1e-6)
@@ -63,7 +55,7 @@ def test_all_positions_in_all_layers_leave_only_the_field_to_tell_caches_apart(f
 
 
 def test_the_same_budget_is_hidden_on_every_cache() -> None:
-    rows = measured("qwen3")
+    rows = rows_of("qwen3")
     budgets = rows.groupby(["pair", "intervention", "cache"])[["keys", "attention_mass"]].sum().reset_index()
     assert (budgets.groupby(["pair", "intervention"])[["keys", "attention_mass"]].nunique() == 1).all().all()
     sized = rows[rows["intervention"].str.contains("_25") & ~rows["intervention"].str.startswith("equal_mass")]
@@ -94,19 +86,15 @@ def test_the_swapped_rule_calls_for_the_other_action() -> None:
         differ = [p for p, (a, b) in enumerate(zip(pair.base.token_ids, swapped.token_ids, strict=True)) if a != b]
         assert {pair.base.token_ids[p] for p in differ} == {pair.base_answer_id, pair.donor_answer_id}
         assert all(p in pair.base.spans["policy"].positions for p in differ)
-        again = with_actions_exchanged(Pair(swapped, pair.donor, pair.field, *_answers(pair), pair.scenario))
+        again = with_actions_exchanged(Pair(swapped, pair.donor, pair.field, *answers_of(pair), pair.scenario))
         assert again is not None
         assert again.token_ids == pair.base.token_ids
-
-
-def _answers(pair: Pair) -> tuple[int, int]:
-    return pair.base_answer_id, pair.donor_answer_id
 
 
 def test_against_plain_hugging_face() -> None:
     """All of the text after the field hidden from the last token, on the stale and on the swapped prompt."""
     pair, model = pairs_of(2)[0], worded("llama").model
-    rows = measured("llama")
+    rows = rows_of("llama")
     length, last = len(pair.base.token_ids), pair.decision_position
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     causal[last, pair.field.end : last] = False
@@ -117,9 +105,9 @@ def test_against_plain_hugging_face() -> None:
         with torch.no_grad():
             output = model(torch.tensor([prompt.token_ids]), attention_mask=mask[None, None])
         part = rows[(rows["pair"] == 0) & (rows["cache"] == name)].set_index("intervention")
-        assert part.loc["all_layers", "margin"] == pytest.approx(margin(output.logits[0, -1], pair), abs=1e-9)
+        assert part.loc["all_layers", "margin"] == pytest.approx(margin_of(pair, output.logits[0, -1]), abs=1e-9)
         assert part.loc["none", "margin"] == pytest.approx(
-            margin(plain_logits(model, prompt.token_ids), pair), abs=1e-9
+            margin_of(pair, plain_logits(model, prompt.token_ids)), abs=1e-9
         )
 
 
@@ -147,15 +135,11 @@ def made_rows(shifts: dict[str, dict[str, float]], pairs: int = 10) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in knockout_effects(rows, StatisticsConfig())}
-
-
 def test_a_default_action_is_told_from_the_notes() -> None:
     """A model that falls back on the donor's action, whatever notes it had, shifts alike on opposite notes."""
     default = dict.fromkeys(CACHES, 0.4)
     notes = {"stale": 0.5, "field_only": 0.5, "new": -0.5, "swapped": -0.5}
-    effects = effects_of(made_rows({"effect_25": notes, "random_25": default}))
+    effects = effects_of(SMALL, made_rows({"effect_25": notes, "random_25": default}))
     assert effects["effect_25.erased"].estimate == pytest.approx(1.0)
     assert effects["random_25.erased"].estimate == pytest.approx(0.0, abs=1e-12)
     assert effects["random_25.default_shift"].estimate == pytest.approx(0.4 * 6.5)
@@ -167,16 +151,13 @@ def test_a_default_action_is_told_from_the_notes() -> None:
 @given(field=st.floats(0.0, 1.0), both=st.floats(0.0, 0.6))
 def test_the_field_shows_as_a_difference_of_differences(field: float, both: float) -> None:
     shifts = {"stale": both, "field_only": both + field, "new": 0.0, "swapped": 0.0}
-    effects = effects_of(made_rows({"attention_25": shifts}))
+    effects = effects_of(SMALL, made_rows({"attention_25": shifts}))
     assert effects["attention_25.field_difference"].estimate == pytest.approx(field, abs=1e-9)
 
 
-def test_summary_has_what_the_claims_and_the_paper_need() -> None:
-    effects = {
-        effect.name
-        for effect in Knockout(Knockout.Parameters(**SMALL)).summarise(measured("qwen3"), StatisticsConfig())
-    }
+def test_key_sets_of_the_paper_and_of_the_controls_are_read() -> None:
+    effects = set(effects_of(SMALL, rows_of("qwen3")))
     assert {"attention_25.field_only.follows_new", "all_layers.field_difference", "effect_25.erased"} <= effects
     assert {f"effect_25_over_{control}.erased" for control in ("random", "equal_mass", "low_effect")} <= effects
     assert {f"{band}_layers.field_only.follows_new" for band in ("early", "mid", "late", "all")} <= effects
-    assert {"none.stale.follows_new", "empty.error", "noise.margin", "effect_25_in_sample.erased"} <= effects
+    assert {"none.stale.follows_new", "effect_25_in_sample.erased"} <= effects
