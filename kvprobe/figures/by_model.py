@@ -30,11 +30,15 @@ def model_color(panels: Sequence[Panel], panel: Panel) -> str:
 
 
 def draw_doses_by_model(axes: Axes, panels: Sequence[Panel], solid: tuple[str, str], dashed: tuple[str, str]) -> None:
-    """Two curves `(condition, metric)` of each measured model over their parameter, in its colour; see `draw_dose`."""
+    """Two curves `(condition, metric)` of each measured model over their parameter, in its colour; see `draw_dose`.
+
+    Where the second has a single size, it is a cross.
+    """
     for panel in (panel for panel in panels if panel.effects):
         color = model_color(panels, panel)
         draw_dose(axes, panel, *solid, color=color, label=panel.model)
-        draw_dose(axes, panel, *dashed, color=color, ls="--", marker="")
+        single = len(panel.curve(*dashed)) == 1
+        draw_dose(axes, panel, *dashed, color=color, ls="--", ms=6, marker="x" if single else "")
 
 
 def draw_by_model(

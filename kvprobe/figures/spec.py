@@ -65,6 +65,8 @@ class FigureSpec:
         main: its axes in the section's figure; `None` for none.
         key: legend handles, where they are not those of the parts.
         key_title: a sentence above the legend.
+        key_beside: a title for each part, where colours mean different things in different parts: each has a legend of
+            its own beside it, and the common one holds only what several parts share.
         key_columns: of the legend; the narrow figure of a single model has two at most.
     """
 
@@ -73,6 +75,7 @@ class FigureSpec:
     main: Main | None = None
     key: Key | None = None
     key_title: str | None = None
+    key_beside: tuple[str, ...] = ()
     key_columns: int = 4
 
 
@@ -91,6 +94,8 @@ def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
         figure.suptitle(spec.title, fontsize=11)
         if any(panel.effects for panel in panels):
             handles = spec.key(panels) if spec.key else _handles(spec, panels)
+            if spec.key_beside:
+                handles = _beside(spec, panels, [row[-1] for row in grid])
             columns = spec.key_columns if len(panels) > 1 else min(2, spec.key_columns)
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=spec.key_title)
     return figure
@@ -100,3 +105,15 @@ def _handles(spec: FigureSpec, panels: Sequence[Panel]) -> list[Any]:
     """Those of all parts, each label once."""
     by_label = {handle.get_label(): handle for part in spec.parts for handle in part.handles(panels)}
     return list(by_label.values())
+
+
+def _beside(spec: FigureSpec, panels: Sequence[Panel], axes: Sequence[Axes]) -> list[Any]:
+    """Draw the legend of each part to the right of its last axes; returns what several parts share."""
+    by_part = [{handle.get_label(): handle for handle in part.handles(panels)} for part in spec.parts]
+    every = {label: handle for part in by_part for label, handle in part.items()}
+    shared = {label: handle for label, handle in every.items() if sum(label in part for part in by_part) > 1}
+    for title, last, handles in zip(spec.key_beside, axes, by_part, strict=True):
+        own = [handle for label, handle in handles.items() if label not in shared]
+        if own:
+            last.legend(handles=own, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7.5)
+    return list(shared.values())

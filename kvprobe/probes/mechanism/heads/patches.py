@@ -1,8 +1,7 @@
 """What one pair tells of every attention head: where notes are read (the decision) and where they are written.
 
 A head's output is its context vector, `hook_z`: the slice of the output projection's input that belongs to a query
-head (protocol 4.1). Heads of keys and values, of which several query heads share one, are told apart from them: they
-are patched in the cache.
+head (protocol 4.1). Key-value heads, which several query heads share, are patched in the cache.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.components import ActivationEdit, Components
+from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.readout import Readout
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair
@@ -64,6 +64,11 @@ class HeadReading:
     donor_decision: Readout
     noise_floor: float
 
+    def prefilled_again(self, subject: Subject, pair: Pair) -> PrefilledPair:
+        """The pair's caches anew, with the decisions as they were read."""
+        stale, oracle = (prefill(subject, prompt.token_ids).cache for prompt in (pair.base, pair.donor))
+        return PrefilledPair(stale, oracle, stale, self.base_decision, self.donor_decision, self.noise_floor)
+
 
 def margin_of(pair: Pair) -> Callable[[Tensor], Tensor]:
     """From logits `[..., vocab]` to the margin `[...]`: the donor's answer minus the base's."""
@@ -107,22 +112,22 @@ def all_heads(table: Tensor) -> list[Head]:
     return [(layer, head) for layer in range(table.shape[0]) for head in range(table.shape[1])]
 
 
-def read_heads(subject: Subject, made: Components, pair: Pair, unedited: PrefilledPair) -> HeadReading:
+def read_heads(subject: Subject, made: Components, pair: Pair, prefilled: PrefilledPair) -> HeadReading:
     """Measure every head of one pair alone.
 
     Args:
         subject: the model.
         made: its components.
         pair: of prompts.
-        unedited: the pair's caches and decisions.
+        prefilled: the pair's caches and decisions.
     """
     hooks = [z_hook(layer) for layer in range(subject.layers)]
-    stale, last = before_decision(pair, unedited.stale), pair.base.token_ids[-1:]
+    stale, last = before_decision(pair, prefilled.stale), pair.base.token_ids[-1:]
     found = made.gradients(last, hooks, margin_of(pair), cache=stale)
     base = torch.stack([found[hook][0][-1] for hook in hooks])
     slope = torch.stack([found[hook][1][-1] for hook in hooks])
-    donor, attention = _decision_heads(made, pair.donor, before_decision(pair, unedited.oracle), subject.layers)
-    notes = note_reads(made, pair, unedited, subject.layers)
+    donor, attention = _decision_heads(made, pair.donor, before_decision(pair, prefilled.oracle), subject.layers)
+    notes = note_reads(made, pair, prefilled, subject.layers)
     heads = all_heads(base)
     rows = [replace_heads(values, [head]) for values in (donor, notes) for head in heads]
     read, read_notes = decision_shifts(made, pair, pair.base, stale, rows).reshape(2, *base.shape[:2])
@@ -134,12 +139,12 @@ def read_heads(subject: Subject, made: Components, pair: Pair, unedited: Prefill
         attribution=((donor - base) * slope).sum(-1),
         read=read,
         read_notes=read_notes,
-        write_attribution=write_attribution(made, pair, unedited, subject.layers),
-        kv=_kv_margins(subject, made, pair, unedited),
-        positions=single_positions(subject, pair, unedited),
-        base_decision=unedited.base,
-        donor_decision=unedited.donor,
-        noise_floor=unedited.noise_floor,
+        write_attribution=write_attribution(made, pair, prefilled, subject.layers),
+        kv=_kv_margins(subject, made, pair, prefilled),
+        positions=single_positions(subject, pair, prefilled),
+        base_decision=prefilled.base,
+        donor_decision=prefilled.donor,
+        noise_floor=prefilled.noise_floor,
     )
 
 
@@ -155,7 +160,7 @@ def decision_shifts(
 ) -> Tensor:
     """How far each set of edits moves the margin of `prompt`, run from where `cache` ends, in logits `[row]`.
 
-    The unedited decision is a row of the same pass, so that no other kernel enters the difference.
+    The prefilled decision is a row of the same pass, so that no other kernel enters the difference.
     """
     margins = made.run(
         prompt.token_ids[len(cache) :],
@@ -181,7 +186,7 @@ def _decision_heads(made: Components, prompt: TokenizedContext, cache: KVCache, 
     return torch.stack([seen[hook][0] for hook in outputs]), torch.stack([seen[hook][0] for hook in patterns])
 
 
-def note_reads(made: Components, pair: Pair, unedited: PrefilledPair, layers: int) -> Tensor:
+def note_reads(made: Components, pair: Pair, prefilled: PrefilledPair, layers: int) -> Tensor:
     """What each head puts out at the decision when only what it reads after the field is the donor's (critique CI3).
 
     A layer's heads get their keys and values of all positions after the field from the donor, one layer at a time: the
@@ -202,9 +207,9 @@ def note_reads(made: Components, pair: Pair, unedited: PrefilledPair, layers: in
     made.run(
         pair.base.token_ids[-1:],
         [[ActivationEdit(z_hook(layer), keep(layer))] for layer in range(layers)],
-        cache=before_decision(pair, unedited.stale),
+        cache=before_decision(pair, prefilled.stale),
         patches=[
-            [KVPatch(tuple(pair.downstream.positions), unedited.oracle, (layer,), no_op=True)]
+            [KVPatch(tuple(pair.downstream.positions), prefilled.oracle, (layer,), no_op=True)]
             for layer in range(layers)
         ],
         reduce=margin_of(pair),
@@ -212,19 +217,19 @@ def note_reads(made: Components, pair: Pair, unedited: PrefilledPair, layers: in
     return torch.stack([seen[layer] for layer in range(layers)])
 
 
-def donor_writes(made: Components, pair: Pair, unedited: PrefilledPair, layers: int) -> dict[int, Tensor]:
+def donor_writes(made: Components, pair: Pair, prefilled: PrefilledPair, layers: int) -> dict[int, Tensor]:
     """By layer, the heads' outputs in the donor prompt from the field's end up to the decision.
 
     Returns:
         `[position, head, head_dim]` for each layer.
     """
     start, hooks = pair.field.end, [z_hook(layer) for layer in range(layers)]
-    before = unedited.oracle.take(slice(0, start))
+    before = prefilled.oracle.take(slice(0, start))
     seen = made.capture(pair.donor.token_ids[start:], hooks, cache=before).activations
     return {layer: seen[hook][:-1] for layer, hook in enumerate(hooks)}
 
 
-def write_attribution(made: Components, pair: Pair, unedited: PrefilledPair, layers: int) -> Tensor:
+def write_attribution(made: Components, pair: Pair, prefilled: PrefilledPair, layers: int) -> Tensor:
     """First-order estimate of what the donor's outputs after the field do to the base's margin.
 
     It is the change of a head's outputs times the margin's derivative by them, the decision left out.
@@ -233,20 +238,20 @@ def write_attribution(made: Components, pair: Pair, unedited: PrefilledPair, lay
         `[position, layer, head]`, in logits.
     """
     start, hooks = pair.field.end, [z_hook(layer) for layer in range(layers)]
-    before = unedited.stale.take(slice(0, start))
+    before = prefilled.stale.take(slice(0, start))
     found = made.gradients(pair.base.token_ids[start:], hooks, margin_of(pair), cache=before)
-    donor = donor_writes(made, pair, unedited, layers)
+    donor = donor_writes(made, pair, prefilled, layers)
     changes = [(donor[layer] - found[hook][0][:-1]) * found[hook][1][:-1] for layer, hook in enumerate(hooks)]
     return torch.stack([change.sum(-1) for change in changes], dim=1)
 
 
-def kv_heads_from(pair: Pair, unedited: PrefilledPair, heads: Sequence[Head]) -> KVPatch:
+def kv_heads_from(pair: Pair, prefilled: PrefilledPair, heads: Sequence[Head]) -> KVPatch:
     """A patch of the notes' keys and values of a few heads, all other heads being left as they are."""
-    layers = list(unedited.stale.layers)
+    layers = list(prefilled.stale.layers)
     for layer in {layer for layer, _ in heads}:
         chosen = [head for where, head in heads if where == layer]
-        layers[layer] = _swap_heads(unedited.stale.layers[layer], unedited.oracle.layers[layer], chosen)
-    mixed = KVCache(tuple(layers), unedited.stale.positions, unedited.stale.source_positions)
+        layers[layer] = _swap_heads(prefilled.stale.layers[layer], prefilled.oracle.layers[layer], chosen)
+    mixed = KVCache(tuple(layers), prefilled.stale.positions, prefilled.stale.source_positions)
     return KVPatch(tuple(pair.downstream.positions), mixed, tuple({layer for layer, _ in heads}), no_op=True)
 
 
@@ -256,9 +261,9 @@ def _swap_heads(mine: LayerKV, other: LayerKV, heads: list[int]) -> LayerKV:
     return LayerKV.computed(keys, values)
 
 
-def _kv_margins(subject: Subject, made: Components, pair: Pair, unedited: PrefilledPair) -> Tensor:
+def _kv_margins(subject: Subject, made: Components, pair: Pair, prefilled: PrefilledPair) -> Tensor:
     shape = subject.layers, int(subject.config.num_key_value_heads)
-    patches = [[kv_heads_from(pair, unedited, [head])] for head in all_heads(torch.zeros(shape))]
+    patches = [[kv_heads_from(pair, prefilled, [head])] for head in all_heads(torch.zeros(shape))]
     rows: list[tuple[()]] = [()] * len(patches)
-    shifts = decision_shifts(made, pair, pair.base, before_decision(pair, unedited.stale), rows, patches=patches)
+    shifts = decision_shifts(made, pair, pair.base, before_decision(pair, prefilled.stale), rows, patches=patches)
     return shifts.reshape(shape)

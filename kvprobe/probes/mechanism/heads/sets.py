@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from kvprobe.probes.kit.cross_fitting import folds
-from kvprobe.probes.mechanism.heads.patches import Head, all_heads
+from kvprobe.probes.kit.ranking import held_out_orders
+from kvprobe.probes.mechanism.heads.patches import Head, HeadReading, all_heads
+from kvprobe.tasks.pairs import Pair
+
+
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """What other skeletons say about one pair.
+
+    Attributes:
+        read, write, write_one, kv: all heads, the strongest first; `write_one` at the single position.
+        mean: outputs at the decision `[layer, head, head_dim]` over prompts of both kinds.
+        notes: positions after the field, the strongest first.
+    """
+
+    read: list[Head]
+    write: list[Head]
+    write_one: list[Head]
+    kv: list[Head]
+    mean: Tensor
+    notes: list[int]
+
+
+def select(pairs: Sequence[Pair], readings: Sequence[HeadReading], count: int, seed: int) -> list[Selected]:
+    """For each pair, heads and positions as pairs of other skeletons rank them.
+
+    Args:
+        pairs: of all skeletons.
+        readings: of each pair.
+        count: of folds.
+        seed: of the folds.
+
+    Raises:
+        SampleError: there are fewer skeletons than folds.
+    """
+    names = [pair.scenario.skeleton for pair in pairs]
+    usable = [reading.positions.decided for reading in readings]
+    orders = held_out_orders(pairs, [reading.positions for reading in readings], count, seed)
+    read = [reading.read for reading in readings]
+    kv = [reading.kv for reading in readings]
+    write = [reading.write_attribution.sum(0) for reading in readings]
+    at_one = [
+        reading.write_attribution[order[0] - pair.field.end]
+        for pair, reading, order in zip(pairs, readings, orders, strict=True)
+    ]
+    ranks = [held_out_ranks(names, scores, usable, count, seed) for scores in (read, write, at_one, kv)]
+    means = held_out_means(names, [(one.base + one.donor) / 2 for one in readings], usable, count, seed)
+    return [Selected(*found) for found in zip(*ranks, means, orders, strict=True)]
 
 
 def ranked_heads(scores: Tensor) -> list[Head]:
@@ -24,7 +72,7 @@ def held_out_ranks(
     Args:
         skeletons: of each pair.
         scores: of each pair `[layer, head]`, in logits.
-        usable: whether the model decides the pair rightly; others teach nothing.
+        usable: whether the model decides the pair correctly; others teach nothing.
         count: of folds.
         seed: of the folds.
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, answers_of, labelled, worded
+from worded_models import aligned, answers_of, effects_of, measured, worded
 
 from kvprobe.engine.components import components
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.sweep import run_patches
-from kvprobe.figures.legacy.figures import styled
 from kvprobe.models.loader import load_subject
 from kvprobe.models.micro import NOTE_READER, NOTE_WRITER
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
@@ -39,7 +38,6 @@ from kvprobe.probes.mechanism.heads.sets import (
     random_heads,
     ranked_heads,
 )
-from kvprobe.stats import StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
@@ -173,24 +171,18 @@ def test_ranks_and_means_never_see_their_own_skeleton() -> None:
     assert held_out_ranks(names, changed, [name != "a" for name in names], 2, 0) == ranks
 
 
-def measured(subject: Any, some: list[Pair], **parameters: Any) -> pd.DataFrame:
-    probe = Heads(Heads.Parameters(folds=3, further_draws=2, write_heads=2, **parameters))
-    return labelled(probe.measure(subject, some, lambda done, total: None), some)
-
-
-@cache
-def rows_of_a_random_model() -> pd.DataFrame:
-    return measured(worded("gemma2", torch.float32), pairs(), sizes=(1, 3, 12), control_size=3, draws=5)
+def heads(**parameters: Any) -> Heads:
+    return Heads(folds=3, further_draws=2, write_heads=2, **parameters)
 
 
 def test_rows_and_effects_of_a_random_model() -> None:
-    rows = rows_of_a_random_model()
-    assert not rows[["pair", "m_base", "m_donor", "noise_floor", "measurement"]].isna().any().any()
+    probe = heads(sizes=(1, 3, 12), control_size=3, draws=5)
+    rows = measured(probe, worded("gemma2", torch.float32), pairs())
     assert (rows[rows["measurement"] == "head"].groupby("pair").size() == 16).all()
     assert (rows[rows["measurement"] == "kv_head"].groupby("pair").size() == 8).all()
     assert (rows[rows["intervention"] == "read_matched_3"].groupby("pair").size() == 5).all()
     assert "kv_held_out_12" not in set(rows["intervention"])
-    effects = {effect.name: effect for effect in Heads().summarise(rows, StatisticsConfig())}
+    effects = effects_of(probe, rows)
     whole, direct = effects["read_held_out_3.recovery"], effects["read_direct_3.recovery"]
     indirect = effects["read_indirect_3.recovery"]
     assert indirect.estimate == pytest.approx(whole.estimate - direct.estimate, abs=1e-6)
@@ -199,7 +191,9 @@ def test_rows_and_effects_of_a_random_model() -> None:
 
 def test_batch_size_changes_nothing() -> None:
     rows, again = (
-        measured(worded("llama", torch.float32), pairs()[:3], sizes=(1, 3), control_size=3, draws=2, batch_size=size)
+        measured(
+            heads(sizes=(1, 3), control_size=3, draws=2, batch_size=size), worded("llama", torch.float32), pairs()[:3]
+        )
         for size in (None, 7)
     )
     assert (rows["margin"] - again["margin"]).abs().max() < 1e-3
@@ -222,7 +216,7 @@ def made_rows() -> pd.DataFrame:
 
 
 def test_summary_finds_what_was_put_in() -> None:
-    found = {effect.name: effect.estimate for effect in Heads().summarise(made_rows(), StatisticsConfig())}
+    found = {name: effect.estimate for name, effect in effects_of(Heads(), made_rows()).items()}
     assert found["read_held_out_2.recovery"] == pytest.approx(0.75)
     assert found["read_indirect_2.recovery"] == pytest.approx(0.25)
     assert found["read_held_out_2.flip_rate"] == 1.0
@@ -235,15 +229,17 @@ def test_summary_finds_what_was_put_in() -> None:
     assert found["effect_attribution.rank_correlation"] == pytest.approx(1.0)
 
 
+SMALL = heads(sizes=(1, 2), control_size=1, draws=3)
+
+
 def test_on_a_micro_model_it_finds_the_reader_and_the_writer_set_by_hand() -> None:
-    subject = load_subject("micro-note-taker", device="cpu")
-    rows = measured(subject, pairs()[:4], sizes=(1, 2), control_size=1, draws=3)
+    rows = measured(SMALL, load_subject("micro-note-taker", device="cpu"), pairs()[:4])
     assert (rows["m_base"] < 0).all()
-    heads = rows[(rows["measurement"] == "head") & (rows["rank"] == 0)]
-    assert set(zip(heads["layer"], heads["head"], strict=True)) == {NOTE_READER}
+    readers = rows[(rows["measurement"] == "head") & (rows["rank"] == 0)]
+    assert set(zip(readers["layer"], readers["head"], strict=True)) == {NOTE_READER}
     writers = rows[(rows["measurement"] == "write_head") & (rows["rank"] == 0)]
     assert set(zip(writers["layer"], writers["head"], strict=True)) == {NOTE_WRITER}
-    found = {effect.name: effect.estimate for effect in Heads().summarise(rows, StatisticsConfig())}
+    found = {name: effect.estimate for name, effect in effects_of(Heads(), rows).items()}
     assert found["read_held_out_1.recovery"] == pytest.approx(1.0, abs=0.02)
     assert found["read_notes_1.recovery"] == pytest.approx(1.0, abs=0.02)
     assert found["write_held_out_1.recovery"] == pytest.approx(1.0, abs=0.02)
@@ -252,25 +248,8 @@ def test_on_a_micro_model_it_finds_the_reader_and_the_writer_set_by_hand() -> No
 
 
 def test_on_a_reader_the_heads_read_no_notes() -> None:
-    rows = measured(load_subject("micro-reader", device="cpu"), pairs()[:4], sizes=(1, 2), control_size=1, draws=3)
-    found = {effect.name: effect.estimate for effect in Heads().summarise(rows, StatisticsConfig())}
+    rows = measured(SMALL, load_subject("micro-reader", device="cpu"), pairs()[:4])
+    found = {name: effect.estimate for name, effect in effects_of(Heads(), rows).items()}
     assert found["read_held_out_1.recovery"] > 0.9
     assert abs(found["read_notes_1.recovery"]) < 0.05
     assert abs(found["write_held_out_2.recovery"]) < 0.05
-
-
-def test_figures_of_measured_and_unmeasured_models() -> None:
-    from matplotlib.figure import Figure
-
-    from kvprobe.figures.panel import Panel
-
-    rows, probe = rows_of_a_random_model(), Heads()
-    effects = {effect.name: effect for effect in probe.summarise(rows, StatisticsConfig())}
-    panels = [Panel("tiny", effects, rows, {"read_in_sample_1.recovery": 0.2}, "Qwen3-8B"), Panel("none", note="gate")]
-    figure = probe.plot(panels)
-    figure.draw_without_rendering()
-    assert len(figure.axes) == 8
-    with styled():
-        axes = Figure().subplots()
-        probe.plot_main(axes, panels)
-    assert len(axes.get_title()) <= 45
