@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvprobe.figures.by_model import EffectsByModel
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import COLORS
@@ -139,7 +141,9 @@ def draw_rates(
             face = kind.color if kind.filled else "white"
             axes.plot(effect.estimate, y, kind.marker, color=kind.color, mfc=face, ms=4.8, zorder=4, clip_on=False)
             if name in panel.paper:
-                axes.plot(panel.paper[name], y, zorder=3, clip_on=False, **_PAPER)
+                # What lies outside is shown at the edge.
+                shown = np.clip(panel.paper[name], -np.inf if xlim[0] is None else xlim[0], xlim[1])
+                axes.plot(shown, y, zorder=3, clip_on=False, **_PAPER)
     axes.set_xlim(*xlim)
     axes.set_ylim(len(arms) - 0.5, -0.5)
     axes.set_xlabel(f"{label}\n{count_of(panel, arms, series)}")

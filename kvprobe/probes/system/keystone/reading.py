@@ -23,17 +23,36 @@ from dataclasses import replace
 
 import pandas as pd
 
-from kvprobe.figures.panel import PaperEntry
+from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
+from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.edit_arms import Arm
 from kvprobe.probes.kit.reading.editing import arm_effects
 from kvprobe.probes.system.keystone.probe import RECOMPILE, RECOMPUTED, REFERENCE, STALE, Keystone
-from kvprobe.probes.system.keystone.skill_points import SkillPoints, SkillPointsByModel
 from kvprobe.stats import Effect, Sample, equivalent, maximum
 
 # What runs other tokens when other entries are in the cache.
 _CHOOSING = ("selective_{size}", "deviation_{size}", "cacheblend_{percent}")
+_ARMS = {
+    "stale": "stale",
+    "field_only": "field only",
+    "selective_{size}": "field + {size} most attended",
+    "deviation_{size}": "field + {size} most deviating",
+    "cacheblend_{percent}": "CacheBlend-style, {percent}%",
+    "erratum": "erratum",
+    "field_and_erratum": "field + erratum",
+    "full_downstream": "full downstream",
+    RECOMPILE: "skill recompiled",
+}
+_REGIMES = {
+    RECOMPUTED: ("ordinary cache", COLORS["grey"], "o"),
+    "composed_none": ("skill compiled behind nothing", COLORS["vermilion"], "s"),
+    "composed_bos": ("skill compiled behind BOS", COLORS["orange"], "D"),
+    "composed_neutral": ("skill compiled behind a neutral line", COLORS["blue"], "^"),
+    "composed_real": ("skill compiled in its place", COLORS["green"], "v"),
+}
 _PAPER_ARMS = {"field_only": "in_place", "selective_8": "sel@8", "selective_32": "sel@32", "erratum": "erratum"}
 
 
@@ -149,32 +168,43 @@ def _returning(sample: Sample, condition: str) -> Iterator[Effect]:
         yield pairs.recovery(f"{condition}.return.residue", left)
 
 
-_RECOVERY = SkillPoints(
-    "recovery",
-    "recovery",
-    "recovery after an ordinary prefill",
-    "recovery in the composed prompt",
-    (-0.25, 1.35),
-    (-0.25, 1.35),
-    RECOMPUTED,
-)
-_COST = SkillPoints(
-    "token_share",
-    "correct_rate",
-    "tokens run by the edit\n(share of a full prefill)",
-    "share of correct decisions,\ncomposed prompt",
-    (-0.04, 1.2),
-    (-0.04, 1.06),
-    numbered=True,
-)
+def figure(panels: Sequence[Panel]) -> FigureSpec:
+    """Recovery, right decisions and cost of every arm, regimes beside each other."""
+    arms = {
+        condition.format(**effect.parameters): label.format(**effect.parameters)
+        for condition, label in _ARMS.items()
+        for panel in panels
+        for effect in panel.select(f"{RECOMPUTED}.{condition}", "recovery")
+    }
+    composed = [r for r in _REGIMES if any(panel.select(f"{r}.{STALE}", "difference") for panel in panels)]
+    main = "composed_neutral" if "composed_neutral" in composed or not composed else composed[0]
+
+    def row(metric: str, xlabel: str, xlim: tuple[float, float]) -> Rates:
+        series = tuple(Series(f"{regime}.{{arm}}.{metric}", *look) for regime, look in _REGIMES.items())
+        return Rates(arms, series, xlabel, 4.2, levels=(0.0, 1.0), xlim=xlim)
+
+    return FigureSpec(
+        "An edit inside a composed skill, beside the same edit in an ordinary cache\n"
+        "(the paper's recoveries have denominators of their own)",
+        (
+            row("recovery", "recovery of the new decision", (-0.25, 1.35)),
+            row("correct_rate", "share of correct decisions", (-0.04, 1.04)),
+            row("token_share", "tokens run by the edit\n(share of a full prefill)", (-0.04, 1.2)),
+        ),
+        main=RatesByModel(
+            {f"{main}.{arm}.difference": label for arm, label in arms.items()},
+            "Edit inside a composed skill",
+            "recovery, composed less ordinary",
+            levels=(0.0,),
+            limits=(-0.5, 0.5),
+            ylim=(-0.55, 0.55),
+        ),
+    )
+
 
 READING = Reading(
     effects,
-    FigureSpec(
-        "An edit inside a composed skill, beside the same edit in an ordinary cache",
-        (_RECOVERY, _COST),
-        main=SkillPointsByModel(_RECOVERY, "neutral", "Edit inside a composed skill"),
-    ),
+    figure,
     # The paper compiles in isolation and divides each regime by its own denominators (critique KS1).
     paper={
         f"{ours}.{arm}.recovery": PaperEntry("edit_inside_transplant", f"{name}/{theirs}", "decision_recovery")
