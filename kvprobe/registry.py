@@ -158,19 +158,24 @@ def _definitions(kind: Kind) -> Mapping[str, _Definition]:
 
 
 def _registered(source: str, registry: str, module: str) -> Iterator[tuple[str, _Definition]]:
-    """Classes and functions of a module below `@REGISTRY.register("name")`."""
+    """Classes and functions of a module below `@REGISTRY.register("name")`.
+
+    Raises:
+        ValueError: a name is not written out.
+    """
     if f"@{registry}.register(" not in source:
         return
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             for decorator in node.decorator_list:
                 match decorator:
-                    case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id=found), attr="register"),
-                        args=[ast.Constant(value=str(name))],
-                    ) if found == registry:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id=found), attr="register"), args=[name]) if (
+                        found == registry
+                    ):
+                        if not isinstance(name, ast.Constant):
+                            raise ValueError(f"{module}: write out the name under which {node.name} is registered")
                         summary = (ast.get_docstring(node) or "").split("\n")[0]
-                        yield name, _Definition(module, node.name, summary)
+                        yield str(name.value), _Definition(module, node.name, summary)
 
 
 def _load_third_parties(kind: Kind) -> None:

@@ -54,9 +54,7 @@ def figure(panels: Sequence[Panel]) -> FigureSpec:
         )
         for template in shown
     ]
-    labels = {
-        f"{template}.{patch}.recovery": label for template in shown for patch, (label, _, _) in _PATCHES.items()
-    }
+    labels = {f"{template}.{patch}.recovery": label for template in shown for patch, (label, _, _) in _PATCHES.items()}
     return FigureSpec(
         f"Which entries carry the effect on {titles or 'other templates'}?",
         tuple(bars),
