@@ -42,7 +42,7 @@ REGISTRIES = {
     "Agents": ("kvprobe.agents.base", "AGENTS"),
     "Weight edits": ("kvprobe.baselines.base", "WEIGHT_EDITS"),
     "Architectures": ("kvprobe.models.architectures.base", "ARCHITECTURES"),
-    "Model sources": ("kvprobe.models.sources.base", "SOURCES"),
+    "Model sources": ("kvprobe.models.sources.base", "MODEL_SOURCES"),
 }
 NOTEBOOKS = ROOT / "notebooks"
 
@@ -117,13 +117,16 @@ def reference_page(title: str, modules: Sequence[str]) -> str:
 def public_names() -> str:
     """What `import kvprobe` offers, each with the first line of its docstring and the module that describes it."""
     import kvprobe
+    from kvprobe.registry import Registry
 
     lines = ["# Public names", "", "All of them are imported when they are first used.", ""]
     rows = []
-    for name, module in kvprobe._MODULE_OF.items():
-        page = module.split(".")[1]
-        summary = (inspect.getdoc(getattr(kvprobe, name)) or "").split("\n")[0]
-        rows.append((f"`kvprobe.{name}`", summary, f"[{module}]({page}.md#{module})"))
+    for name in kvprobe.__all__:
+        value = getattr(kvprobe, name)
+        registry = isinstance(value, Registry)
+        module = value.kind.package if registry else value.__module__
+        summary = f"Every {value.kind.name} by name." if registry else (inspect.getdoc(value) or "").split("\n")[0]
+        rows.append((f"`kvprobe.{name}`", summary, f"[{module}]({module.split('.')[1]}.md#{module})"))
     return "\n".join([*lines, *table(("name", "what it is", "described in"), rows)]) + "\n\n"
 
 
@@ -137,7 +140,7 @@ def names_page() -> str:
     ]
     for title, (module, attribute) in REGISTRIES.items():
         registry = getattr(importlib.import_module(module), attribute)
-        lines += ["", f"## {title}", "", f"Entry point group `{registry._entry_point_group}`.", ""]
+        lines += ["", f"## {title}", "", f"Entry point group `{registry.kind.entry_point_group}`.", ""]
         lines += table(("name", "what it is"), [(f"`{name}`", text) for name, text in registry.describe().items()])
     return "\n".join(lines) + "\n"
 

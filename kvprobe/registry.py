@@ -1,41 +1,90 @@
-"""One kind of plugin registry for probes, tasks, architectures and edit methods."""
+"""Plugins by name: probes, tasks, edit methods, architectures and all other kinds.
+
+A plugin registers itself beside its definition (`@PROBES.register("locality")`). kvprobe's own are found by reading
+their source, so that listing all imports nothing, and using one imports its module alone.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+import importlib.util
 import inspect
-import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 from kvprobe.errors import UnknownNameError
 
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """Names of one kind of plugin.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of plugin.
 
-    A plugin registers itself beside its definition (`@PROBES.register("locality")`). All modules of
-    `package` are imported on the first look-up (where `module` is given, all of that name in its folders), then third
-    parties' entry points of `entry_point_group`.
+    Args:
+        name: in messages, such as `edit method`.
+        registry: what the registry is called beside decorators, such as `EDIT_METHODS`; third parties register
+            through the entry point group `kvprobe.edit_methods`.
+        package: where those that come with the package are defined.
+        modules: pattern of their files in the package's folder.
     """
 
-    def __init__(self, kind: str, package: str, entry_point_group: str, *, module: str | None = None) -> None:
+    name: str
+    registry: str
+    package: str
+    modules: str = "*.py"
+
+    @property
+    def entry_point_group(self) -> str:
+        """The group third parties register through."""
+        return f"kvprobe.{self.registry.lower()}"
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        kind.registry: kind
+        for kind in (
+            Kind("probe", "PROBES", "kvprobe.probes", "**/probe.py"),
+            Kind("task", "TASKS", "kvprobe.tasks"),
+            Kind("wording", "WORDINGS", "kvprobe.tasks"),
+            Kind("edit method", "EDIT_METHODS", "kvprobe.edit"),
+            Kind("selection criterion", "SELECTIONS", "kvprobe.edit"),
+            Kind("weight edit", "WEIGHT_EDITS", "kvprobe.baselines"),
+            Kind("reuse scheme", "REUSE_SCHEMES", "kvprobe.composing"),
+            Kind("agent", "AGENTS", "kvprobe.agents"),
+            Kind("architecture", "ARCHITECTURES", "kvprobe.models.architectures"),
+            Kind("model source", "MODEL_SOURCES", "kvprobe.models.sources"),
+        )
+    }
+)
+"""All kinds by the name of their registry."""
+
+
+class Registry(Generic[T]):
+    """The plugins of one kind."""
+
+    def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self._package = package
-        self._module = module
-        self._entry_point_group = entry_point_group
         self._entries: dict[str, T] = {}
-        self._loaded = False
+        _REGISTRIES[kind] = self
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that files the decorated object under `name`."""
+        """Decorator that files the decorated object under `name`.
+
+        Raises:
+            ValueError: another plugin has the name.
+        """
 
         def file(entry: T) -> T:
-            if name in self._entries and not _same_place(self._entries[name], entry):
-                raise ValueError(f"two {self.kind}s are named {name!r}")
+            known = self._entries.get(name)
+            if (known is not None and not _same_place(known, entry)) or self._is_taken(name, entry):
+                raise ValueError(f"two {self.kind.name}s are named {name!r}")
             self._entries[name] = entry
             return entry
 
@@ -47,34 +96,97 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: with the nearest names.
         """
-        self._load()
+        if name not in self._entries and name in (own := _definitions(self.kind)):
+            # What the decorator filed may be gone: tests put a registry back as it was, but no module is run twice.
+            self._entries[name] = getattr(importlib.import_module(own[name].module), own[name].attribute)
         if name not in self._entries:
-            raise UnknownNameError(self.kind, name, self._entries)
+            _load_third_parties(self.kind)
+        if name not in self._entries:
+            raise UnknownNameError(self.kind.name, name, self.names())
         return self._entries[name]
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        self._load()
-        return sorted(self._entries)
+        _load_third_parties(self.kind)
+        return sorted({*_definitions(self.kind), *self._entries})
 
     def describe(self) -> dict[str, str]:
         """Each name with the first line of its docstring."""
-        return {name: (inspect.getdoc(self._entries[name]) or "").split("\n")[0] for name in self.names()}
+        _load_third_parties(self.kind)
+        own = {name: definition.summary for name, definition in _definitions(self.kind).items()}
+        registered = {name: (inspect.getdoc(entry) or "").split("\n")[0] for name, entry in self._entries.items()}
+        return dict(sorted({**own, **registered}.items()))
 
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True
-        package = importlib.import_module(self._package)
-        if self._module is None:
-            for found in pkgutil.iter_modules(package.__path__):
-                importlib.import_module(f"{self._package}.{found.name}")
-        else:
-            for found in pkgutil.walk_packages(package.__path__, f"{self._package}."):
-                if found.name.endswith(f".{self._module}"):
-                    importlib.import_module(found.name)
-        for entry_point in entry_points(group=self._entry_point_group):
-            entry_point.load()
+    def _is_taken(self, name: str, entry: T) -> bool:
+        """Whether one of kvprobe's own, which may not be imported yet, is called the same."""
+        module = getattr(entry, "__module__", "")
+        return not module.startswith(f"{self.kind.package}.") and name in _definitions(self.kind)
+
+
+_REGISTRIES: dict[Kind, Registry[Any]] = {}
+
+
+def describe(kind: Kind) -> dict[str, str]:
+    """As `Registry.describe`, without importing the module of the registry where no third party needs it."""
+    _load_third_parties(kind)
+    registry = _REGISTRIES.get(kind)
+    return registry.describe() if registry else {name: own.summary for name, own in sorted(_definitions(kind).items())}
+
+
+@dataclass(frozen=True)
+class _Definition:
+    """Where a plugin is defined, and the first line of its docstring."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+@functools.cache
+def _definitions(kind: Kind) -> Mapping[str, _Definition]:
+    """The plugins that come with the package, by name, from their source."""
+    found: dict[str, _Definition] = {}
+    spec = importlib.util.find_spec(kind.package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for file in sorted(Path(folder).glob(kind.modules)):
+            module = ".".join((kind.package, *file.relative_to(folder).with_suffix("").parts))
+            for name, definition in _registered(file.read_text(encoding="utf-8"), kind.registry, module):
+                if name in found:
+                    raise ValueError(f"two {kind.name}s are named {name!r}: in {found[name].module} and {module}")
+                found[name] = definition
+    return MappingProxyType(found)
+
+
+def _registered(source: str, registry: str, module: str) -> Iterator[tuple[str, _Definition]]:
+    """Classes and functions of a module below `@REGISTRY.register("name")`.
+
+    Raises:
+        ValueError: a name is not written out.
+    """
+    if f"@{registry}.register(" not in source:
+        return
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            for decorator in node.decorator_list:
+                match decorator:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id=found), attr="register"), args=[name]) if (
+                        found == registry
+                    ):
+                        if not isinstance(name, ast.Constant):
+                            raise ValueError(f"{module}: write out the name under which {node.name} is registered")
+                        summary = (ast.get_docstring(node) or "").split("\n")[0]
+                        yield str(name.value), _Definition(module, node.name, summary)
+
+
+def _load_third_parties(kind: Kind) -> None:
+    for entry_point in _entry_points().select(group=kind.entry_point_group):
+        entry_point.load()
+
+
+@functools.cache
+def _entry_points() -> Any:
+    """Those of all installed packages, which are read once for all kinds."""
+    return entry_points()
 
 
 def _same_place(one: object, other: object) -> bool:

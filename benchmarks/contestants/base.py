@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.case import Case
 from benchmarks.sweeps import HeadRow, KVRow, Row, SuffixRow
 from benchmarks.work import Work, prompt_work
-from kvprobe.registry import Registry
+from kvprobe.registry import Kind, Registry
 
 
 class Contestant(ABC):
@@ -61,7 +61,5 @@ class Contestant(ABC):
         return prompt_work(self.case).times(len(rows))
 
 
-CONTESTANTS: Registry[type[Contestant]] = Registry(
-    "contestant", "benchmarks.contestants", "kvprobe.benchmark_contestants"
-)
+CONTESTANTS: Registry[type[Contestant]] = Registry(Kind("contestant", "CONTESTANTS", "benchmarks.contestants"))
 REFERENCE = "kvprobe"

@@ -18,7 +18,7 @@ from kvprobe.engine.suffixes import run_suffixes
 from kvprobe.engine.sweep import run_patches
 
 
-@CONTESTANTS.register(REFERENCE)
+@CONTESTANTS.register("kvprobe")
 class Kvprobe(Contestant):
     """`run_patches`, `components(...).run` and `run_suffixes`, all rows in one call."""
 

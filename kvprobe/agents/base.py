@@ -16,12 +16,12 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, clock, forward
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-AGENTS: Registry[type[Agent]] = Registry("agent", "kvprobe.agents", "kvprobe.agents")
+AGENTS: Registry[type[Agent]] = Registry(KINDS["AGENTS"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,12 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from kvprobe.errors import UnsupportedError
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-WEIGHT_EDITS: Registry[type[WeightEdit]] = Registry("weight edit", "kvprobe.baselines", "kvprobe.weight_edits")
+WEIGHT_EDITS: Registry[type[WeightEdit]] = Registry(KINDS["WEIGHT_EDITS"])
 
 
 @dataclass(frozen=True)

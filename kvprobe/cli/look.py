@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from kvprobe.cli.app import FAILED, app
 from kvprobe.cli.run import RESULTS, ResultsOption, tell_failure
 from kvprobe.errors import ConfigError, StoreError
+from kvprobe.registry import KINDS, describe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,12 +54,12 @@ class Kind(StrEnum):
 
 
 @app.command("list", epilog="Example: kvprobe list probes")
-def list_names(kind: Annotated[Kind | None, typer.Argument(help="All kinds when left out.")] = None) -> None:
+def list_names(kind: Annotated[Kind | None, typer.Argument(help="[default: all but claims]")] = None) -> None:
     """List what can be used by name, with one line on each."""
     from kvprobe.report.tables import plain_table
 
     console = Console(highlight=False)
-    for each in [kind] if kind else list(Kind):
+    for each in [kind] if kind else [each for each in Kind if each is not Kind.CLAIMS]:
         described = _DESCRIBE[each]()
         console.print(plain_table(each, ("name", "what it is"), sorted(described.items())))
 
@@ -197,16 +198,6 @@ def _rows_table(title: str, rows: pd.DataFrame) -> Table:
     return plain_table(title, columns, lines)
 
 
-def _registered(module: str, registry: str) -> Callable[[], dict[str, str]]:
-    """The names of a registry, whose module is imported only when they are asked for."""
-
-    def describe() -> dict[str, str]:
-        described: dict[str, str] = getattr(importlib.import_module(module), registry).describe()
-        return described
-
-    return describe
-
-
 def _models() -> dict[str, str]:
     from kvprobe.models.catalogue import model_config, model_names
 
@@ -226,7 +217,7 @@ def _claims() -> dict[str, str]:
 
 
 def _configs() -> list[ExperimentConfig]:
-    from kvprobe.runs import load_config
+    from kvprobe.runs.config import load_config
     from kvprobe.runs.experiments import known_experiments
 
     configs = []
@@ -240,15 +231,15 @@ def _configs() -> list[ExperimentConfig]:
 
 
 _DESCRIBE: dict[Kind, Callable[[], dict[str, str]]] = {
-    Kind.PROBES: _registered("kvprobe.probes.base", "PROBES"),
-    Kind.TASKS: _registered("kvprobe.tasks.base", "TASKS"),
+    Kind.PROBES: partial(describe, KINDS["PROBES"]),
+    Kind.TASKS: partial(describe, KINDS["TASKS"]),
     Kind.MODELS: _models,
-    Kind.WORDINGS: _registered("kvprobe.tasks.wordings", "WORDINGS"),
-    Kind.EDITS: _registered("kvprobe.edit.base", "EDIT_METHODS"),
-    Kind.SELECTIONS: _registered("kvprobe.edit.selection", "SELECTIONS"),
-    Kind.WEIGHT_EDITS: _registered("kvprobe.baselines.base", "WEIGHT_EDITS"),
-    Kind.REUSE_SCHEMES: _registered("kvprobe.composing.base", "REUSE_SCHEMES"),
-    Kind.AGENTS: _registered("kvprobe.agents.base", "AGENTS"),
+    Kind.WORDINGS: partial(describe, KINDS["WORDINGS"]),
+    Kind.EDITS: partial(describe, KINDS["EDIT_METHODS"]),
+    Kind.SELECTIONS: partial(describe, KINDS["SELECTIONS"]),
+    Kind.WEIGHT_EDITS: partial(describe, KINDS["WEIGHT_EDITS"]),
+    Kind.REUSE_SCHEMES: partial(describe, KINDS["REUSE_SCHEMES"]),
+    Kind.AGENTS: partial(describe, KINDS["AGENTS"]),
     Kind.EXPERIMENTS: _experiments,
     Kind.CLAIMS: _claims,
 }

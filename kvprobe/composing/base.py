@@ -16,13 +16,13 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError, UnsupportedError
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 from kvprobe.tasks.context import Span
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-REUSE_SCHEMES: Registry[type[ReuseScheme]] = Registry("reuse scheme", "kvprobe.composing", "kvprobe.reuse_schemes")
+REUSE_SCHEMES: Registry[type[ReuseScheme]] = Registry(KINDS["REUSE_SCHEMES"])
 
 
 @dataclass(frozen=True, eq=False)

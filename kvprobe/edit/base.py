@@ -14,13 +14,13 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError, UnsupportedError
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 from kvprobe.tasks.context import Span
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-EDIT_METHODS: Registry[type[EditMethod]] = Registry("edit method", "kvprobe.edit", "kvprobe.edit_methods")
+EDIT_METHODS: Registry[type[EditMethod]] = Registry(KINDS["EDIT_METHODS"])
 
 
 @dataclass(frozen=True, eq=False)

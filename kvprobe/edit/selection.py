@@ -11,12 +11,12 @@ from kvprobe.engine.first_layers import DEVIATION_LAYER, deviation, entries_at_l
 from kvprobe.engine.operations import reposition
 from kvprobe.engine.receipt import Receipt
 from kvprobe.models.subject import Subject
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 
 Selection = Callable[[Subject, CachedPrompt, FieldEdit], tuple[list[int], Receipt]]
 """Positions after the field in the *stale* prompt, the most wanted first, and what choosing them cost."""
 
-SELECTIONS: Registry[Selection] = Registry("selection criterion", "kvprobe.edit", "kvprobe.selections")
+SELECTIONS: Registry[Selection] = Registry(KINDS["SELECTIONS"])
 
 
 def candidates(stale: CachedPrompt, edit: FieldEdit) -> range:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from kvprobe.models.architectures.base import ARCHITECTURES
 from kvprobe.models.catalogue import CARD, model_config, model_names, read_card
 from kvprobe.models.config import ModelConfig, Tier
 from kvprobe.models.files import Progress, no_progress
-from kvprobe.models.sources.base import SOURCES
+from kvprobe.models.sources.base import MODEL_SOURCES
+from kvprobe.registry import KINDS, describe
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def pull_model(name: str, progress: Progress = no_progress) -> Path:
         UnknownNameError, ModelSourceError, UnsupportedError, OutOfMemoryError: as `load_subject`.
     """
     config = model_config(name)
-    source = SOURCES.get(config.source)()
+    source = MODEL_SOURCES.get(config.source)()
     path = source.pull(config, progress)
     source.open(config, path)
     return path
@@ -95,8 +95,8 @@ def model_card(name: str) -> dict[str, Any]:
 
 
 def _row(config: ModelConfig) -> ModelRow:
-    supported = config.architecture in ARCHITECTURES.names() if config.architecture else None
-    here = SOURCES.get(config.source)().is_here(config)
+    supported = config.architecture in describe(KINDS["ARCHITECTURES"]) if config.architecture else None
+    here = MODEL_SOURCES.get(config.source)().is_here(config)
     return ModelRow(
         config.name, config.tier, config.architecture, here, supported, config.memory_gb, config.description
     )
@@ -109,6 +109,8 @@ def _support(row: ModelRow) -> str:
 
 
 def _default_attention(config: ModelConfig) -> str:
+    from kvprobe.models.architectures.base import ARCHITECTURES
+
     if config.architecture in ARCHITECTURES.names():
         return ARCHITECTURES.get(config.architecture).attention_backends[0]
     return "the first that is exact for its architecture"

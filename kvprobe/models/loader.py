@@ -14,7 +14,7 @@ from kvprobe.models.catalogue import model_config
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, no_progress
 from kvprobe.models.memory import check_memory, count_parameters, refuse_if_short
-from kvprobe.models.sources.base import SOURCES, Checkpoint, LoadSettings
+from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, LoadSettings
 from kvprobe.models.subject import ModelIdentity, Subject
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -46,7 +46,7 @@ def load_subject(
         NumericsError: it computes logits that are not finite.
     """
     config = model_config(name_or_path)
-    source = SOURCES.get(config.source)()
+    source = MODEL_SOURCES.get(config.source)()
     place = _device(device)
     path = source.pull(config, progress)
     try:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from kvprobe.errors import OutOfMemoryError
-from kvprobe.models.architectures.base import architecture_of
 
 _RESERVE = 1.1
 """Weights and a little room for activations and a cache."""
@@ -45,6 +43,10 @@ def refuse_if_short(name: str, needed_bytes: float, device: torch.device, what: 
 
 def count_parameters(config: Any) -> int:
     """Number of weights of the model with this configuration, without allocating them."""
+    import transformers
+
+    from kvprobe.models.architectures.base import architecture_of
+
     auto_class = getattr(transformers, architecture_of(config).auto_class)
     with torch.device("meta"):
         model = auto_class.from_config(config)

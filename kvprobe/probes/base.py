@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec, draw
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 from kvprobe.stats import Effect, Sample
 from kvprobe.tasks.pairs import Pair
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvprobe.models.subject import Subject
 
-PROBES: Registry[type[Probe]] = Registry("probe", "kvprobe.probes", "kvprobe.probes", module="probe")
+PROBES: Registry[type[Probe]] = Registry(KINDS["PROBES"])
 Progress = Callable[[int, int], None]
 """Called with how much is done, of how much."""
 Measurement = dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -11,8 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.runs.claims import Outcome, Verdict
-from kvprobe.runs.results import RunResult, Status
-from kvprobe.stats import Effect
+
+if TYPE_CHECKING:
+    from kvprobe.runs.results import RunResult
+    from kvprobe.stats import Effect
 
 STYLES = {
     Outcome.REPRODUCED: ("✓", "green"),
@@ -20,7 +23,7 @@ STYLES = {
     Outcome.INCONCLUSIVE: ("?", "yellow"),
     Outcome.NOT_APPLICABLE: ("–", "dim"),
 }
-STATUS_STYLES = {Status.MEASURED: "green", Status.NOT_APPLICABLE: "yellow", Status.FAILED: "bold red"}
+STATUS_STYLES = {"measured": "green", "not applicable": "yellow", "failed": "bold red"}
 _COLUMNS = ("model", "paper", "ours", "n/cl/excl", "verdict")
 _KEY = "n/cl/excl: included measurements / independent clusters / pairs excluded by the gate"
 

@@ -1,28 +1,6 @@
 """Experiments: their configuration, their cells and how these are run, stored and judged."""
 
-from kvprobe.runs.claims import Claim, Outcome, Verdict
-from kvprobe.runs.config import ExperimentConfig, load_config
-from kvprobe.runs.executors import Executor, InProcessExecutor
-from kvprobe.runs.preparation import Cell
-from kvprobe.runs.results import ModelResult, RunResult, Status, find_runs, load_result
-from kvprobe.runs.runner import run_experiment, run_section
-from kvprobe.runs.section import SectionResult
+import lazy_loader
 
-__all__ = [
-    "Cell",
-    "Claim",
-    "Executor",
-    "ExperimentConfig",
-    "InProcessExecutor",
-    "ModelResult",
-    "Outcome",
-    "RunResult",
-    "SectionResult",
-    "Status",
-    "Verdict",
-    "find_runs",
-    "load_config",
-    "load_result",
-    "run_experiment",
-    "run_section",
-]
+# Each name is imported at its first use; the stub beside this file lists them.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,11 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from scipy import stats
 
 from kvprobe.errors import ConfigError
 from kvprobe.runs.records import StoredEffect
-from kvprobe.stats import Effect, adjust_benjamini_hochberg, adjust_holm
+from kvprobe.stats import Effect
 from kvprobe.viewing import Viewable
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -240,6 +239,8 @@ def adjust(verdicts: Sequence[Verdict], false_discovery_rate: float = 0.05) -> l
 
     `false_discovery_rate` is what the former are held against; the latter against 1 - confidence.
     """
+    from kvprobe.stats import adjust_benjamini_hochberg
+
     adjusted = list(verdicts)
     tested = {i: verdict.p_value for i, verdict in enumerate(adjusted) if verdict.p_value is not None}
     for i, p in zip(tested, adjust_benjamini_hochberg(list(tested.values())), strict=True):
@@ -250,6 +251,8 @@ def adjust(verdicts: Sequence[Verdict], false_discovery_rate: float = 0.05) -> l
 
 def adjust_headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts, of one experiment or of several, with Holm's p over those on headline claims."""
+    from kvprobe.stats import adjust_holm
+
     adjusted = list(verdicts)
     tested = {i: v.p_value for i, v in enumerate(adjusted) if v.headline and v.p_value is not None}
     for i, p in zip(tested, adjust_holm(list(tested.values())), strict=True):
@@ -296,6 +299,8 @@ def _p_value(statement: Statement, effect: Effect) -> float | None:
     bounded = math.isfinite(effect.low) and math.isfinite(effect.high)
     if not bounded or not error or not freedom:
         return None
+    from scipy import stats
+
     return min(1.0, 2 * float(stats.t.sf(abs(value - boundary) / error, freedom)))
 
 
@@ -303,5 +308,7 @@ def _score_p(share: float, boundary: float, size: float) -> float | None:
     """Of the score test that Wilson's interval inverts; there is none of a share that nothing or all must have."""
     if not 0 < boundary < 1:
         return None
+    from scipy import stats
+
     error = math.sqrt(boundary * (1 - boundary) / size)
     return min(1.0, 2 * float(stats.norm.sf(abs(share - boundary) / error)))

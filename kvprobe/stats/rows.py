@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class RowFilter:
         Raises:
             KeyError: a column is not there.
         """
+        import pandas as pd
+
         keep = pd.Series(data=True, index=rows.index)
         for column, values in self.values.items():
             keep &= rows[column].isin(values)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict
 
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 from kvprobe.tasks.pairs import PromptPair
 
-TASKS: Registry[type[Task]] = Registry("task", "kvprobe.tasks", "kvprobe.tasks")
+TASKS: Registry[type[Task]] = Registry(KINDS["TASKS"])
 
 
 class Task(BaseModel, ABC):

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 
-WORDINGS: Registry[type[Wording]] = Registry("wording", "kvprobe.tasks", "kvprobe.wordings")
+WORDINGS: Registry[type[Wording]] = Registry(KINDS["WORDINGS"])
 
 
 class Wording(ABC):

@@ -13,7 +13,7 @@ from kvprobe.errors import ConfigError, ModelSourceError, UnknownNameError
 from kvprobe.models import catalogue
 from kvprobe.models.catalogue import config_files, model_config, model_names
 from kvprobe.models.config import read_model_config
-from kvprobe.models.sources.base import SOURCES
+from kvprobe.models.sources.base import MODEL_SOURCES
 
 HUB = {"tier": "paper", "source": "hub", "hub_id": "someone/model"}
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", sorted(config_files()))
 def test_shipped_yaml_is_complete(name: str) -> None:
     config = model_config(name)
-    assert config.source in SOURCES.names()
+    assert config.source in MODEL_SOURCES.names()
     assert config.tier in ("micro", "pocket", "paper")
     assert config.architecture
     assert config.description.endswith(".")

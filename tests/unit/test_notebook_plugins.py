@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvprobe.registry import Registry
+from kvprobe.registry import Kind, Registry
 from kvprobe.runs.provenance import plugin_hash
 
 CELL = "class Own:\n    '''One line.'''\n    def measure(self):\n        return {}\n"
@@ -32,7 +32,7 @@ def test_the_hash_is_that_of_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cell_may_be_run_again() -> None:
-    registry: Registry[Any] = Registry("thing", "kvprobe.html", "kvprobe.nothing")
+    registry: Registry[Any] = Registry(Kind("thing", "NOTHING", "kvprobe.html"))
     registry.register("own")(defined(CELL.format(1)))
     again = defined(CELL.format(2))
     registry.register("own")(again)
@@ -40,7 +40,7 @@ def test_a_cell_may_be_run_again() -> None:
 
 
 def test_two_modules_may_not_share_a_name() -> None:
-    registry: Registry[Any] = Registry("thing", "kvprobe.html", "kvprobe.nothing")
+    registry: Registry[Any] = Registry(Kind("thing", "NOTHING", "kvprobe.html"))
     registry.register("own")(defined(CELL.format(1), "a"))
     for module in ("a", "b", "__main__"):
         with pytest.raises(ValueError, match="two things"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.images import ImageFeatures
 from kvprobe.models.rotary import RotaryTable
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -209,9 +209,7 @@ class ArchitectureAdapter:
         return int(2 * config.hidden_size * config.vocab_size)
 
 
-ARCHITECTURES: Registry[type[ArchitectureAdapter]] = Registry(
-    "architecture", "kvprobe.models.architectures", "kvprobe.architectures"
-)
+ARCHITECTURES: Registry[type[ArchitectureAdapter]] = Registry(KINDS["ARCHITECTURES"])
 
 
 def gated_mlp_flops(hidden: int, width: int) -> int:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
-from transformers.utils import logging
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvprobe.errors import KvprobeError, ModelSourceError, OutOfMemoryError
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress
-from kvprobe.registry import Registry
+from kvprobe.registry import KINDS, Registry
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ModelSource(ABC):
         """
 
 
-SOURCES: Registry[type[ModelSource]] = Registry("model source", "kvprobe.models.sources", "kvprobe.model_sources")
+MODEL_SOURCES: Registry[type[ModelSource]] = Registry(KINDS["MODEL_SOURCES"])
 
 
 def require_all_weights(info: dict[str, Any], where: str) -> None:
@@ -102,6 +102,8 @@ def require_all_weights(info: dict[str, Any], where: str) -> None:
 
 def loading_error(error: BaseException, where: str) -> KvprobeError:
     """What to raise when the model library fails to load `where`."""
+    import torch
+
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return OutOfMemoryError(
             f"{where} does not fit in memory; choose a smaller model, a smaller dtype or another device."
@@ -117,6 +119,8 @@ def first_line(error: BaseException) -> str:
 @contextmanager
 def quiet_library() -> Iterator[None]:
     """Without the model library's progress bars and advice: library code of kvprobe does not print."""
+    from transformers.utils import logging
+
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

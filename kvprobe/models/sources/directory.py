@@ -7,15 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import transformers
 from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError
-from kvprobe.models.architectures.base import architecture_of
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, check_safetensors, sha256_of_all, verify_sha256
 from kvprobe.models.sources.base import (
-    SOURCES,
+    MODEL_SOURCES,
     Checkpoint,
     LoadSettings,
     ModelSource,
@@ -30,7 +28,7 @@ SINGLE = "model.safetensors"
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
-@SOURCES.register("directory")
+@MODEL_SOURCES.register("directory")
 class DirectorySource(ModelSource):
     """A local folder, read in place; code in it is never run."""
 
@@ -49,6 +47,8 @@ class DirectorySource(ModelSource):
 
     @override
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
+        from kvprobe.models.architectures.base import architecture_of
+
         model_type = read_json(path / "config.json").get("model_type")
         architecture_of(SimpleNamespace(model_type=model_type))
         files = weight_files(path)
@@ -60,6 +60,10 @@ class DirectorySource(ModelSource):
 
     @override
     def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
+        import transformers
+
+        from kvprobe.models.architectures.base import architecture_of
+
         tokenizer = read_tokenizer(path)
         with quiet_library():
             try:
@@ -86,6 +90,8 @@ class DirectorySource(ModelSource):
 
 def read_config(path: Path) -> Any:
     """The Hugging Face configuration of a folder."""
+    import transformers
+
     try:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -98,6 +104,8 @@ def read_tokenizer(path: Path) -> Any:
     The library replaces a generic tokenizer by the architecture's own for some architectures (Qwen2), which turns
     every text into no tokens at all; so a generic one is loaded as what it is.
     """
+    import transformers
+
     settings = path / "tokenizer_config.json"
     named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
     kind = transformers.PreTrainedTokenizerFast if named in _GENERIC else transformers.AutoTokenizer

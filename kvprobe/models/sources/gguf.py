@@ -8,17 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gguf
-import transformers
-from transformers import modeling_gguf_pytorch_utils as gguf_reader
 from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError, UnsupportedError
-from kvprobe.models.architectures.base import architecture_of
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, sha256_of, verify_sha256
 from kvprobe.models.sources.base import (
-    SOURCES,
+    MODEL_SOURCES,
     Checkpoint,
     LoadSettings,
     ModelSource,
@@ -38,7 +34,7 @@ _COPIES = 2.0
 """The library holds all unpacked weights once beside the model."""
 
 
-@SOURCES.register("gguf")
+@MODEL_SOURCES.register("gguf")
 class GGUFSource(ModelSource):
     """A local GGUF file, read by the model library and unpacked to plain weights."""
 
@@ -57,6 +53,8 @@ class GGUFSource(ModelSource):
 
     @override
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
+        import transformers
+
         digest = sha256_of(path)
         verify_sha256(digest, config.sha256, path, self.mend)
         fields, tensors = read_header(path)
@@ -69,6 +67,8 @@ class GGUFSource(ModelSource):
 
     @override
     def load(self, config: ModelConfig, path: Path, settings: LoadSettings) -> tuple[Any, Any]:
+        import transformers
+
         where = {"gguf_file": path.name, "local_files_only": True}
         with _without_bar():
             try:
@@ -95,6 +95,8 @@ def read_header(path: Path) -> tuple[dict[str, Any], set[str]]:
     Raises:
         ModelSourceError: the file is cut short or is no GGUF file.
     """
+    import gguf
+
     try:
         reader = gguf.GGUFReader(path)
         fields = {
@@ -116,6 +118,8 @@ def check_restorable(path: Path, fields: dict[str, Any], tensors: set[str]) -> N
     Raises:
         UnsupportedError: names the architecture or what would be dropped.
     """
+    from kvprobe.models.architectures.base import architecture_of
+
     architecture = str(fields.get("general.architecture"))
     model_type = MODEL_TYPES.get(architecture)
     if model_type is None:
@@ -148,6 +152,8 @@ def _forget_packing(model: Any) -> None:
 
 @contextmanager
 def _without_bar() -> Iterator[None]:
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
+
     # The bar of the GGUF reader obeys none of the library's switches.
     original = gguf_reader.tqdm
     gguf_reader.tqdm = lambda items, **_: items

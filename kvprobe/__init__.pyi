@@ -1,0 +1,46 @@
+# What `import kvprobe` offers: for editors and type checkers, and at run time, when a name is first used.
+from .auditing import audit as audit
+from .composing.base import compose as compose
+from .composing.chunk import precompile as precompile
+from .composing.library import SkillLibrary as SkillLibrary
+from .composing.prompts import as_cached_prompt as as_cached_prompt
+from .composing.prompts import composition as composition
+from .edit.base import EDIT_METHODS as EDIT_METHODS
+from .edit.base import EditMethod as EditMethod
+from .edit.context import EditableContext as EditableContext
+from .edit.fields import Field as Field
+from .engine.cache import KVCache as KVCache
+from .engine.forward import forward as forward
+from .engine.forward import prefill as prefill
+from .engine.interventions import AttentionKnockout as AttentionKnockout
+from .engine.interventions import KVPatch as KVPatch
+from .engine.operations import recompute as recompute
+from .engine.operations import reposition as reposition
+from .engine.readout import read as read
+from .engine.readout import read_rows as read_rows
+from .engine.sweep import run_patches as run_patches
+from .html import audit_page as audit_page
+from .html import effect_table as effect_table
+from .html import heat_map as heat_map
+from .html import token_map as token_map
+from .models.catalogue import organism_folder as organism_folder
+from .models.loader import load_subject as load_subject
+from .models.subject import Subject as Subject
+from .probes.base import PROBES as PROBES
+from .probes.base import Probe as Probe
+from .probes.base import Reading as Reading
+from .report.write import write_report as write_report
+from .runs.config import ExperimentConfig as ExperimentConfig
+from .runs.config import load_config as load_config
+from .runs.explain import explain as explain
+from .runs.results import find_runs as find_runs
+from .runs.results import load_result as load_result
+from .runs.run import run as run
+from .stats import Effect as Effect
+from .tasks.base import TASKS as TASKS
+from .tasks.base import Task as Task
+from .tasks.gated_decision import GatedDecision as GatedDecision
+from .tasks.own_prompt import PromptFile as PromptFile
+from .tasks.pairs import align as align
+
+__version__: str

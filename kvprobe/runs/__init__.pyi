@@ -1,0 +1,16 @@
+from .claims import Claim as Claim
+from .claims import Outcome as Outcome
+from .claims import Verdict as Verdict
+from .config import ExperimentConfig as ExperimentConfig
+from .config import load_config as load_config
+from .executors import Executor as Executor
+from .executors import InProcessExecutor as InProcessExecutor
+from .preparation import Cell as Cell
+from .results import ModelResult as ModelResult
+from .results import RunResult as RunResult
+from .results import Status as Status
+from .results import find_runs as find_runs
+from .results import load_result as load_result
+from .runner import run_experiment as run_experiment
+from .runner import run_section as run_section
+from .section import SectionResult as SectionResult

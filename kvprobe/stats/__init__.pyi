@@ -1,0 +1,17 @@
+from .comparisons import TestResult as TestResult
+from .comparisons import adjust_benjamini_hochberg as adjust_benjamini_hochberg
+from .comparisons import adjust_holm as adjust_holm
+from .comparisons import equivalent as equivalent
+from .comparisons import mcnemar_exact as mcnemar_exact
+from .effects import Effect as Effect
+from .intervals import maximum as maximum
+from .intervals import mean as mean
+from .intervals import mean_of_ratios as mean_of_ratios
+from .intervals import median as median
+from .intervals import proportion as proportion
+from .intervals import ratio_of_sums as ratio_of_sums
+from .labels import Label as Label
+from .resampling import bootstrapped as bootstrapped
+from .rows import RowFilter as RowFilter
+from .sample import Sample as Sample
+from .settings import StatisticsConfig as StatisticsConfig
