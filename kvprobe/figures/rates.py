@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class Rates:
         log: whether the axis is logarithmic; what lies below the end of its `xlim` is drawn there.
         breaks: numbers of the lines that a new group of arms begins with.
         shaded: arms on grey ground, such as floors.
+        colors: of arms that have their own; the others have that of the series.
     """
 
     arms: Mapping[str, str]
@@ -65,13 +66,15 @@ class Rates:
     log: bool = False
     breaks: tuple[int, ...] = ()
     shaded: tuple[str, ...] = ()
+    colors: Mapping[str, str] = field(default_factory=dict)
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the arms of one model."""
         if self.log:
             axes.set_xscale("log")
         shown = _from(panel, self.xlim[0]) if self.log and self.xlim[0] is not None else panel
-        draw_rates(axes, shown, list(self.arms), self._known([panel]), self.xlabel, xlim=self.xlim)
+        known = self._known([panel])
+        draw_rates(axes, shown, list(self.arms), known, self.xlabel, xlim=self.xlim, colors=self.colors)
         for place in (place for place, arm in enumerate(self.arms) if arm in self.shaded):
             axes.axhspan(place - 0.5, place + 0.5, color=COLORS["grey"], alpha=0.1, lw=0, zorder=0)
         if self.baseline and self.baseline[0] in panel.effects:
@@ -118,6 +121,7 @@ def draw_rates(
     label: str,
     *,
     xlim: tuple[float | None, float | None] = (-0.04, 1.04),
+    colors: Mapping[str, str] | None = None,
 ) -> None:
     """Dots of all series on one line for each arm, the first arm on top, and the paper's values as diamonds.
 
@@ -128,6 +132,7 @@ def draw_rates(
         series: drawn beside each other within a line.
         label: of the horizontal axis; the number of decisions is put below it.
         xlim: ends of the axis; `None` for an end that the data choose.
+        colors: of arms that have their own.
     """
     step = 0.66 / max(1, len(series))
     for number, kind in enumerate(series):
@@ -135,11 +140,12 @@ def draw_rates(
             name, y = kind.of(arm), place + step * (number - (len(series) - 1) / 2)
             if name not in panel.effects:
                 continue
-            effect = panel.effects[name]
-            ends = [effect.low, effect.high]
-            axes.plot(ends, [y, y], color=kind.color, lw=2.6, alpha=0.4, solid_capstyle="butt", zorder=2)
-            face = kind.color if kind.filled else "white"
-            axes.plot(effect.estimate, y, kind.marker, color=kind.color, mfc=face, ms=4.8, zorder=4, clip_on=False)
+            effect, color = panel.effects[name], (colors or {}).get(arm, kind.color)
+            # An unbounded end must leave the picture.
+            ends = [max(effect.low, -1e6), min(effect.high, 1e6)]
+            axes.plot(ends, [y, y], color=color, lw=2.6, alpha=0.4, solid_capstyle="butt", zorder=2)
+            face = color if kind.filled else "white"
+            axes.plot(effect.estimate, y, kind.marker, color=color, mfc=face, ms=4.8, zorder=4, clip_on=False)
             if name in panel.paper:
                 # What lies outside is shown at the edge.
                 shown = np.clip(panel.paper[name], -np.inf if xlim[0] is None else xlim[0], xlim[1])

@@ -55,13 +55,16 @@ class Main(Protocol):
         ...
 
 
+Parts = tuple[Part, ...]
+
+
 @dataclass(frozen=True)
 class FigureSpec:
     """A probe's figure: parts from top to bottom, a column for each model.
 
     Args:
         title: the question that the figure answers.
-        parts: its rows.
+        parts: its rows; a function where they depend on what was measured, such as one for each size.
         main: its axes in the section's figure; `None` for none.
         key: legend handles, where they are not those of the parts.
         key_title: a sentence above the legend.
@@ -71,7 +74,7 @@ class FigureSpec:
     """
 
     title: str
-    parts: tuple[Part, ...]
+    parts: Parts | Callable[[Sequence[Panel]], Parts]
     main: Main | None = None
     key: Key | None = None
     key_title: str | None = None
@@ -81,9 +84,10 @@ class FigureSpec:
 
 def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
     """The figure of a probe: a row for each part, a column for each model."""
+    parts = spec.parts(panels) if callable(spec.parts) else spec.parts
     with styled():
-        figure, grid = panel_grid(panels, heights=[part.height for part in spec.parts])
-        for part, row in zip(spec.parts, grid, strict=True):
+        figure, grid = panel_grid(panels, heights=[part.height for part in parts])
+        for part, row in zip(parts, grid, strict=True):
             for axes, panel in zip(row, panels, strict=True):
                 if panel.effects:
                     part.draw(axes, panel)
@@ -93,26 +97,26 @@ def draw(spec: FigureSpec, panels: Sequence[Panel]) -> Figure:
                 row[0].set_ylim(*limits)
         figure.suptitle(spec.title, fontsize=11)
         if any(panel.effects for panel in panels):
-            handles = spec.key(panels) if spec.key else _handles(spec, panels)
+            handles = spec.key(panels) if spec.key else _handles(parts, panels)
             if spec.key_beside:
-                handles = _beside(spec, panels, [row[-1] for row in grid])
+                handles = _beside(parts, spec.key_beside, panels, [row[-1] for row in grid])
             columns = spec.key_columns if len(panels) > 1 else min(2, spec.key_columns)
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=spec.key_title)
     return figure
 
 
-def _handles(spec: FigureSpec, panels: Sequence[Panel]) -> list[Any]:
+def _handles(parts: Parts, panels: Sequence[Panel]) -> list[Any]:
     """Those of all parts, each label once."""
-    by_label = {handle.get_label(): handle for part in spec.parts for handle in part.handles(panels)}
+    by_label = {handle.get_label(): handle for part in parts for handle in part.handles(panels)}
     return list(by_label.values())
 
 
-def _beside(spec: FigureSpec, panels: Sequence[Panel], axes: Sequence[Axes]) -> list[Any]:
+def _beside(parts: Parts, titles: Sequence[str], panels: Sequence[Panel], axes: Sequence[Axes]) -> list[Any]:
     """Draw the legend of each part to the right of its last axes; returns what several parts share."""
-    by_part = [{handle.get_label(): handle for handle in part.handles(panels)} for part in spec.parts]
+    by_part = [{handle.get_label(): handle for handle in part.handles(panels)} for part in parts]
     every = {label: handle for part in by_part for label, handle in part.items()}
     shared = {label: handle for label, handle in every.items() if sum(label in part for part in by_part) > 1}
-    for title, last, handles in zip(spec.key_beside, axes, by_part, strict=True):
+    for title, last, handles in zip(titles, axes, by_part, strict=True):
         own = [handle for label, handle in handles.items() if label not in shared]
         if own:
             last.legend(handles=own, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7.5)

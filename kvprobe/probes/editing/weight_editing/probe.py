@@ -72,7 +72,9 @@ class WeightEditing(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    cache_edits: tuple[str, ...] = ("field_only", "erratum", "full_downstream")
+    cache_edits: tuple[str, ...] = Field(
+        ("field_only", "erratum", "full_downstream"), description="edit methods beside the weight edits"
+    )
     weight_edits: dict[str, tuple[dict[str, Any], ...]] = Field(
         default={"rome": ({},), "memit": ({},), "lora": ({},)},
         description="parameters to try, in this order; the first that passes the validation edits is used",
@@ -81,11 +83,11 @@ class WeightEditing(Probe):
     collateral: int = Field(4, ge=1, description="prompts of other skeletons")
     together: int = Field(5, ge=0, description="requests that memit_together edits at once; 0 leaves it out")
     together_groups: int = Field(2, ge=1, description="how many such groups, from the first request on")
-    training_task: str = "gated_decision"
+    training_task: str = Field("gated_decision", description="task whose training skeletons weight edits use")
     training_pairs: int = Field(40, ge=2, description="pairs of training skeletons: text, retain set, validation")
-    training_seed: int = 1
+    training_seed: int = Field(1, description="of that task")
     retain: int = Field(8, ge=0, description="prompts of training skeletons in LoRA's retain set")
-    validation_edits: int = Field(4, ge=1)
+    validation_edits: int = Field(4, ge=1, description="edits that a weight-editing method is validated on")
     validation_least: float = Field(
         0.75, ge=0, le=1, description="least share of switches, and of kept neighbours; 0 uses every method"
     )

@@ -78,13 +78,15 @@ class Direction(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    kinds: tuple[Kind, ...] = Field(("value", "action", "end"), min_length=1)
+    kinds: tuple[Kind, ...] = Field(
+        ("value", "action", "end"), min_length=1, description="tokens of the rule's cases that are steered"
+    )
     folds: int = Field(default=3, ge=2, description="sets of skeletons, each tested with directions of the others")
     random_draws: int = Field(default=4, ge=1, description="random directions for each pair")
     search_steps: int = Field(default=40, ge=1, description="of gradient descent on the direction")
     search_batch: int = Field(default=4, ge=1, description="prompts in one such step")
     search_rate: float = Field(default=0.05, gt=0, description="its learning rate")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of folds and random draws")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """A row for each pair, intervention and draw at the chosen layer; `full` and `along` at every layer."""

@@ -76,11 +76,13 @@ class LinearProbe(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    places: tuple[Place, ...] = ("field", "first_case", "rule", "conversation", "task", "decision")
+    places: tuple[Place, ...] = Field(
+        ("field", "first_case", "rule", "conversation", "task", "decision"), description="tokens that are read"
+    )
     folds: int = Field(default=5, ge=2, description="sets of skeletons, each tested by probes of the others")
     inner_folds: int = Field(default=3, ge=2, description="of the choice of a layer inside the training skeletons")
     shuffles: int = Field(default=2, ge=1, description="random labellings")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of folds and random draws")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """A row for each pair, target, split, place and layer, and one for each pair, arm and layer."""

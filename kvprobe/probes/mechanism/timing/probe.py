@@ -65,7 +65,7 @@ class Timing(Probe):
 
     folds: int = Field(default=5, ge=2, description="sets of skeletons, each read by probes and lenses of the others")
     lens_tokens: int = Field(default=16, ge=1, description="tokens of each prompt that a tuned lens is fitted to")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of folds and random draws")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """For each pair, place and layer a row of each instrument; layer l is after l blocks."""

@@ -11,13 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, worded
+from worded_models import aligned, effects_of, measured, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import SampleError
-from kvprobe.figures.panel import Panel
 from kvprobe.models.subject import Subject
-from kvprobe.probes.editing.selection_criterion.figure import draw_selection_criterion
+from kvprobe.probes.editing.selection_criterion import probe as selection_criterion
 from kvprobe.probes.editing.selection_criterion.probe import (
     BLIND,
     PROFILES,
@@ -29,30 +28,18 @@ from kvprobe.probes.editing.selection_criterion.probe import (
 )
 from kvprobe.probes.kit.aligned_positions import slots
 from kvprobe.probes.kit.edit_arms import make_arm, run_arm
-from kvprobe.probes.kit.edit_cases import edit_case
+from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
 from kvprobe.probes.kit.ranking import SinglePositions
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import Pair
 
-
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
-
-
-def probe(**parameters: Any) -> SelectionCriterion:
-    return SelectionCriterion(SelectionCriterion.Parameters(**{"sizes": (3,), "draws": 2, "folds": 2, **parameters}))
-
-
-def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    rows = pd.DataFrame(probe(**parameters).measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+PROBE = SelectionCriterion(sizes=(3,), draws=2, folds=2)
+PAIRS = aligned(GatedDecision(size=3))
 
 
 def test_every_criterion_is_recomputed_and_copied_as_the_edit_methods_do() -> None:
-    subject, pairs = worded("qwen3"), pairs_of(2)
-    rows = measured(subject, pairs)
+    subject, pairs = worded("qwen3"), PAIRS[:2]
+    rows = measured(PROBE, subject, pairs)
     found = rows[(rows["pair"] == 0) & (rows["criterion"] != RANDOM)].set_index("arm")["margin"]
     # Two pairs of different skeletons leave no profile of the same field.
     names = {*BLIND, *PROFILES, *UPPER_BOUNDS} - {"profile_same_field"}
@@ -68,12 +55,12 @@ def test_every_criterion_is_recomputed_and_copied_as_the_edit_methods_do() -> No
 
 
 def test_all_tokens_are_the_oracle_however_they_are_ranked() -> None:
-    rows = measured(worded("qwen3"), pairs_of(2), sizes=(999,))
+    rows = measured(PROBE.model_copy(update={"sizes": (999,)}), worded("qwen3"), PAIRS[:2])
     torch.testing.assert_close(torch.tensor(rows["margin"].to_list()), torch.tensor(rows["m_donor"].to_list()))
 
 
 def test_kv_change_against_plain_norms() -> None:
-    subject, (pair,) = worded("llama"), pairs_of(1)
+    subject, pair = worded("llama"), PAIRS[0]
     old, new = (prefill(subject, prompt.token_ids).cache for prompt in (pair.base, pair.donor))
     change = kv_change(old, new, pair.downstream.positions)
     assert list(change) == list(pair.downstream.positions)
@@ -88,8 +75,7 @@ def test_kv_change_against_plain_norms() -> None:
 
 @given(loudest=st.integers(0, 30), seed=st.integers(0, 9))
 def test_a_profile_of_the_same_field_is_made_by_other_pairs_of_it(loudest: int, seed: int) -> None:
-    (one,) = pairs_of(1, seed=seed)
-    stranger = pairs_of(2, seed=seed)[1]
+    one, stranger = aligned(GatedDecision(size=2, seed=seed))
     places = list(one.downstream.positions)
     loud = places[loudest % len(places)]
 
@@ -109,9 +95,7 @@ def test_a_profile_of_the_same_field_is_made_by_other_pairs_of_it(loudest: int, 
 
 def test_a_profile_does_not_read_its_own_skeleton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a pair's own positions do, its profile stays, and its in-sample order does not."""
-    from kvprobe.probes.editing.selection_criterion import probe as selection_criterion
-
-    subject, pairs = worded("qwen3"), pairs_of(3)
+    subject, pairs = worded("qwen3"), PAIRS
     seen: list[list[dict[str, list[int]]]] = []
     honest = selection_criterion.single_positions
 
@@ -126,7 +110,7 @@ def test_a_profile_does_not_read_its_own_skeleton(monkeypatch: pytest.MonkeyPatc
 
     for single in (made_decided, falsified):
         monkeypatch.setattr(selection_criterion, "single_positions", single)
-        seen.append(probe()._learned(subject, pairs, lambda done, total: None))
+        seen.append(PROBE.learned_orders(subject, pairs, lambda done, total: None))
     assert seen[0][0]["profile"] == seen[1][0]["profile"]
     assert seen[0][0]["in_sample"] != seen[1][0]["in_sample"]
     assert any(seen[0][other]["profile"] != seen[1][other]["profile"] for other in (1, 2))
@@ -143,17 +127,13 @@ def made_rows(recovered: dict[str, float], pairs: int = 20) -> pd.DataFrame:
                     margin = 4 * recovered.get(f"{name}{how}", 0.0) - 2
                     row = {"criterion": name, "size": 3, "arm": f"{name}_3{how}", "margin": margin}
                     rows.append({**shared, **row, "correct": margin > 0})
-    constant = {f"baseline_{name}": 0.5 for name in ("first_option", "refuse", "majority")}
+    constant = {f"baseline_{name}": 0.5 for name in BASELINES}
     return pd.DataFrame(rows).assign(**constant)
-
-
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in probe().summarise(rows, StatisticsConfig())}
 
 
 @given(profile=st.floats(0, 1), copied=st.floats(0, 1), chance=st.floats(0, 1))
 def test_summary_finds_what_was_put_in(profile: float, copied: float, chance: float) -> None:
-    effects = effects_of(made_rows({"profile": profile, "profile_copied": copied, "random": chance}))
+    effects = effects_of(PROBE, made_rows({"profile": profile, "profile_copied": copied, "random": chance}))
     assert effects["profile_3.recovery"].estimate == pytest.approx(profile, abs=1e-9)
     assert effects["profile_3.copied_recovery"].estimate == pytest.approx(copied, abs=1e-9)
     assert effects["profile_copy_gap_3.recovery"].estimate == pytest.approx(copied - profile, abs=1e-9)
@@ -163,17 +143,6 @@ def test_summary_finds_what_was_put_in(profile: float, copied: float, chance: fl
     assert effects["profile_over_random_3.recovery"].n == 20
 
 
-def test_the_figure_draws_a_measured_and_an_unmeasured_model() -> None:
-    figure = draw_selection_criterion([Panel("a", effects_of(made_rows({"profile": 0.4}))), Panel("b", note="gated")])
-    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(SelectionCriterion.paper, "Qwen3-1.7B")
-    assert set(known) == set(SelectionCriterion.paper)
-    assert known["in_sample_8.copied_recovery"] == pytest.approx(0.85)
-
-
 def test_fewer_skeletons_than_folds_are_refused() -> None:
     with pytest.raises(SampleError, match="folds needs"):
-        measured(worded("qwen3"), pairs_of(2), folds=5)
+        measured(SelectionCriterion(), worded("qwen3"), PAIRS[:2])

@@ -10,34 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from worded_models import TOKENIZER, plain_logits, worded
+from worded_models import aligned, effects_of, margin_of, measured, plain_logits, worded
 
-from kvprobe.figures.panel import Panel
-from kvprobe.models.subject import Subject
-from kvprobe.probes.editing.k_sweep.figure import draw_k_sweep
-from kvprobe.probes.editing.k_sweep.probe import COPY, REFERENCES, KSweep, monotone, smallest_within
+from kvprobe.probes.editing.k_sweep.probe import COPY, REFERENCES, KSweep
+from kvprobe.probes.editing.k_sweep.smallest_size import monotone, smallest_within
 from kvprobe.probes.kit.edit_arms import make_arm, run_arm
-from kvprobe.probes.kit.edit_cases import edit_case
-from kvprobe.report.reference import paper_values
-from kvprobe.stats import Effect, Label, StatisticsConfig
+from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
+from kvprobe.stats import Effect, Label
 from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
 
-STATISTICS = StatisticsConfig(resamples=999)
 SIZES = (0, 1, 4, 16)
+(PAIR,) = aligned(GatedDecision(size=1))
 
 
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return [align(pair, TOKENIZER) for pair in GatedDecision(size=size, **parameters).prompt_pairs()]
-
-
-def probe(**parameters: Any) -> KSweep:
-    return KSweep(KSweep.Parameters(**{"sizes": SIZES, "criteria": ("suffix",), **parameters}))
-
-
-def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    rows = pd.DataFrame(probe(**parameters).measure(subject, pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+def swept(family: str = "qwen3", **parameters: Any) -> pd.DataFrame:
+    probe = KSweep(**{"sizes": SIZES, "criteria": ("suffix",), **parameters})
+    return measured(probe, worded(family), [PAIR]).set_index("arm")
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=9))
@@ -51,24 +39,21 @@ def test_the_fit_is_the_nearest_curve_that_never_falls(counts: list[int]) -> Non
 
 
 def test_the_sweep_runs_the_edit_methods_and_ends_at_the_oracle() -> None:
-    subject, (pair,) = worded("qwen3"), pairs_of(1)
-    found = measured(subject, [pair], sizes=(0, 3, 999)).set_index("arm")
+    subject, pair, found = worded("qwen3"), PAIR, swept(sizes=(0, 3, 999))
     case = edit_case(subject, pair)
     alone = run_arm(subject, case, make_arm("alone", "field_only"))
     three = run_arm(subject, case, make_arm("three", "selective", k=3, criterion="suffix"))
     assert found["margin"]["suffix_0"] == pytest.approx(alone["margin"], abs=1e-9)
     assert found["margin"]["suffix_3"] == pytest.approx(three["margin"], abs=1e-9)
     oracle = plain_logits(subject.model, pair.donor.token_ids)
-    ought = float(oracle[pair.donor_answer_id] - oracle[pair.base_answer_id])
-    assert found["margin"]["suffix_999"] == pytest.approx(ought, abs=1e-9)
+    assert found["margin"]["suffix_999"] == pytest.approx(margin_of(pair, oracle), abs=1e-9)
     assert found["recomputed"]["suffix_999"] == len(pair.base.token_ids) - 1 - pair.field.end
     assert {*REFERENCES, "suffix_0", "suffix_3", "suffix_999"} == set(found.index)
 
 
 def test_the_upper_bound_copies_what_attention_chooses() -> None:
-    subject, (pair,) = worded("qwen3"), pairs_of(1)
-    found = measured(subject, [pair], sizes=(0, 5), criteria=("decision_attention",)).set_index("arm")
-    case = edit_case(subject, pair)
+    subject, found = worded("qwen3"), swept(sizes=(0, 5), criteria=("decision_attention",))
+    case = edit_case(subject, PAIR)
     copy = run_arm(subject, case, make_arm("copy", "oracle_copy", k=5, criterion="decision_attention"))
     assert found["margin"][f"{COPY}_5"] == pytest.approx(copy["margin"], abs=1e-9)
     assert found["margin"][f"{COPY}_5"] != found["margin"]["decision_attention_5"]
@@ -76,9 +61,7 @@ def test_the_upper_bound_copies_what_attention_chooses() -> None:
 
 
 def test_random_orders_are_shared_by_runs() -> None:
-    once, again = (
-        measured(worded("llama"), pairs_of(1), criteria=("random",)).set_index("arm")["margin"] for _ in range(2)
-    )
+    once, again = (swept("llama", criteria=("random",))["margin"] for _ in range(2))
     pd.testing.assert_series_equal(once, again)
 
 
@@ -101,18 +84,18 @@ def made_rows(right: dict[str, float], pairs: int = 24, after: int = 40) -> pd.D
                     "correct": correct,
                 }
             )
-    constant = {f"baseline_{name}": 0.5 for name in ("first_option", "refuse", "majority")}
+    constant = {f"baseline_{name}": 0.5 for name in BASELINES}
     return pd.DataFrame(rows).assign(**constant)
 
 
-def effects_of(rows: pd.DataFrame, **parameters: Any) -> dict[str, Effect]:
-    return {effect.name: effect for effect in probe(**parameters).summarise(rows, STATISTICS)}
+def read(rows: pd.DataFrame) -> dict[str, Effect]:
+    return effects_of(KSweep(sizes=SIZES, criteria=("suffix",)), rows, resamples=999)
 
 
 def test_k_star_is_where_the_fit_reaches_the_erratum() -> None:
     """The dip at 4 is noise to a fit that cannot fall: 1 and 4 share their mean."""
     shares = {"erratum": 1.0, "field_and_erratum": 0.5, "suffix_1": 0.75, "suffix_4": 0.25, "suffix_16": 1.0}
-    effects = effects_of(made_rows(shares))
+    effects = read(made_rows(shares))
     fitted = [effects[f"suffix_{size}.over_erratum.difference"].estimate for size in SIZES]
     assert fitted == pytest.approx([-1.0, -0.5, -0.5, 0.0])
     assert effects["suffix.k_star_erratum"].estimate == 16
@@ -121,7 +104,7 @@ def test_k_star_is_where_the_fit_reaches_the_erratum() -> None:
 
 
 def test_where_no_size_is_enough_all_tokens_are() -> None:
-    effects = effects_of(made_rows({"erratum": 1.0, "suffix_16": 0.5}))
+    effects = read(made_rows({"erratum": 1.0, "suffix_16": 0.5}))
     star = effects["suffix.k_star_erratum"]
     assert (star.estimate, star.low, star.high) == (40.0, 40.0, 40.0)
     assert star.unit == "tokens"
@@ -130,7 +113,7 @@ def test_where_no_size_is_enough_all_tokens_are() -> None:
 def test_few_skeletons_that_all_agree_prove_no_equivalence() -> None:
     """Eight of eight may hide a share of almost a third, so the interval reaches beyond the margin."""
     everything = {"erratum": 1.0, **{f"suffix_{size}": 1.0 for size in SIZES}}
-    few, many = (effects_of(made_rows(everything, pairs))["suffix.k_star_erratum"] for pairs in (8, 24))
+    few, many = (read(made_rows(everything, pairs))["suffix.k_star_erratum"] for pairs in (8, 24))
     assert (few.estimate, few.low, few.high) == (0.0, 0.0, 40.0)
     assert (many.estimate, many.low, many.high) == (0.0, 0.0, 0.0)
 
@@ -141,8 +124,7 @@ def test_the_interval_of_k_star_holds_it(points: list[tuple[float, float]]) -> N
         Effect(Label.of(f"d{k}"), value, value - half, value + half, n=10, clusters=10)
         for k, (value, half) in enumerate(points)
     ]
-    everything = Effect(Label.of("all"), 50.0, 40.0, 60.0, n=10, clusters=10)
-    star = smallest_within("k", range(len(points)), differences, -0.1, everything)
+    star = smallest_within(Label.of("k"), range(len(points)), differences, -0.1, 50.0)
     enough = [k for k, (value, half) in enumerate(points) if value - half >= -0.1]
     assert star.high == (enough[0] if enough else 50.0)
     assert star.low <= star.estimate <= star.high
@@ -151,16 +133,4 @@ def test_the_interval_of_k_star_holds_it(points: list[tuple[float, float]]) -> N
 @pytest.mark.parametrize("sizes", [(4, 2), (-1, 2), (1, 1)])
 def test_sizes_must_increase(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValidationError, match="increasing sizes from 0 on"):
-        KSweep.Parameters(sizes=sizes)
-
-
-def test_the_figure_draws_a_measured_and_an_unmeasured_model() -> None:
-    effects = effects_of(made_rows({"erratum": 1.0, "suffix_16": 1.0}))
-    figure = draw_k_sweep([Panel("a", effects), Panel("b", note="gated")])
-    assert any("gated" in text.get_text() for axes in figure.axes for text in axes.texts)
-
-
-def test_the_paper_has_the_values_that_the_probe_names() -> None:
-    known = paper_values(KSweep.paper, "Qwen3-8B")
-    assert set(known) == set(KSweep.paper)
-    assert known[f"{COPY}_8.correct_rate"] == pytest.approx(0.25)
+        KSweep(sizes=sizes)
