@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
 from page_fakes import NASTY, finished_runs, written_page
 
+from kvprobe.html.page.data import ROWS_SHOWN
 from kvprobe.report.tables import interval
 from kvprobe.runs import RunResult
 from kvprobe.runs.section import sections_of
@@ -172,8 +173,8 @@ def test_enter_on_a_number_says_where_it_comes_from_and_escape_returns(
     text = panel.inner_text()
     for said in (result.hash, "blue-weights", "cluster t", "kvprobe explain steady/blue/downstream.recovery"):
         assert said in text
-    assert f"{effect.n} included rows (condition is downstream); the first 5:" in text
-    assert panel.locator(".rows tbody tr").count() == 5
+    assert f"{effect.n} included rows (condition is downstream); the first {ROWS_SHOWN}:" in text
+    assert panel.locator(".rows tbody tr").count() == ROWS_SHOWN
     assert "contradicted" in text
     assert "downstream.recovery < 0.5" in text
     panel.get_by_text("The resolved YAML").click()

@@ -24,7 +24,7 @@ from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.results import CONFIG, RunResult
 from kvprobe.stats import Effect
 
-ROWS_SHOWN = 5
+ROWS_SHOWN = 3
 """Rows kept behind each effect; all are in the run's folder."""
 _LONGEST = 48
 """Characters of a text in a row."""

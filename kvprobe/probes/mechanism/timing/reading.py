@@ -59,12 +59,12 @@ def _scores(sample: Sample) -> tuple[Sample, dict[str, list[str]]]:
         scored = rows.assign(score=sample.shift, whole=sample.gap)
     else:
         scored = rows.assign(score=rows[list(PROMPTS)].astype(float).sum(axis=1), whole=float(len(PROMPTS)))
-    wide = scored.pivot(index="pair", columns=["place", "layer"], values="score").sort_index(axis=1)
-    cells: list[tuple[str, int]] = wide.columns.to_list()
-    names: dict[str, list[str]] = {}
-    for place, layer in cells:
-        names.setdefault(place, []).append(f"{place}_{layer}")
-    wide.columns = [name for of_place in names.values() for name in of_place]
+    scored["cell"] = rows["place"] + "_" + rows["layer"].astype(str)
+    names = {
+        str(place): [f"{place}_{layer}" for layer in sorted(part["layer"].unique())]
+        for place, part in rows.groupby("place")
+    }
+    wide = scored.pivot(index="pair", columns="cell", values="score")
     pairs = scored.groupby("pair")[["whole", sample.statistics.cluster]].first()
     return sample.table(wide.join(pairs)), names
 
