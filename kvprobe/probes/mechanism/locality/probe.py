@@ -26,8 +26,8 @@ from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.readout import read, read_rows
 from kvprobe.engine.sweep import run_patches
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.kit.cache_change import change_by_layer
 from kvprobe.probes.kit.decisions import decision_row
-from kvprobe.probes.kit.measures import change_by_layer
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefilled_in_two_pieces
 from kvprobe.tasks.context import Span
 from kvprobe.tasks.pairs import Pair
