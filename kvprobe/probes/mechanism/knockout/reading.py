@@ -102,7 +102,7 @@ def combined(sample: Sample, weights: Mapping[str, float]) -> Sample:
     part = sample.of(cache=tuple(weights))
     moved = part.table(part.rows.assign(shift=part.rows["margin"] - part.rows["unmasked"]))
     means = moved.rows.pivot_table(index=["pair", "intervention"], columns="cache", values="shift")
-    summed = means.reindex(columns=list(weights)).mul(weights).sum(axis=1, skipna=False).dropna()
+    summed = means.reindex(columns=list(weights)).mul(pd.Series(weights)).sum(axis=1, skipna=False).dropna()
     once = moved.per("pair", "intervention", m_base="first", m_donor="first")
     return once.table(once.rows.loc[once.rows.index.isin(summed.index)].assign(shift=summed).reset_index())
 

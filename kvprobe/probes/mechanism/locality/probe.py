@@ -2,13 +2,12 @@
 
 Base and donor prompt differ in the field alone, so every cache entry that differs lies in the field or after it. The
 field's entries and those after it ("the rest": what the model noted about the field while it read on) are
-transplanted from the donor's cache, each alone and both together, and the decision is read with the last token run
-again.
+patched from the donor's cache, each alone and both together, and the decision is read with the last token run again.
 
     field_only        the field from the donor, the rest stale
     downstream_only   the rest from the donor, the field stale
     full_downstream   both: equal to the donor by construction, so it checks the implementation
-    no_op             the base's own entries transplanted onto itself: changes nothing, bit for bit
+    no_op             the base's own entries patched onto itself: changes nothing, bit for bit
     same_value        entries of the base prompt prefilled in two pieces: what rounding alone can do
 
 Field and rest need not add up, so their interaction and the Shapley split are reported too (critique ME1).
@@ -27,8 +26,8 @@ from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.readout import read, read_rows
 from kvprobe.engine.sweep import run_patches
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.kit.cache_change import change_by_layer
 from kvprobe.probes.kit.decisions import decision_row
-from kvprobe.probes.kit.measures import change_by_layer
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefilled_in_two_pieces
 from kvprobe.tasks.context import Span
 from kvprobe.tasks.pairs import Pair
@@ -58,10 +57,9 @@ class Locality(Probe):
         stale, oracle = (prefill(subject, context.token_ids) for context in (pair.base, pair.donor))
         again = prefilled_in_two_pieces(subject, pair)
         patches = interventions(pair, stale.cache, oracle.cache, again)
-        rerun = {"batch_size": self.batch_size}
-        logits = run_patches(subject, pair.base.token_ids, stale.cache, [(), *patches.values()], **rerun)
+        logits = run_patches(subject, pair.base.token_ids, stale.cache, [(), *patches.values()], self.batch_size)
         base, *edited = read_rows(logits, *answers)
-        donor = read(run_patches(subject, pair.donor.token_ids, oracle.cache, [()], **rerun)[0], *answers)
+        donor = read(run_patches(subject, pair.donor.token_ids, oracle.cache, [()], self.batch_size)[0], *answers)
         readings = dict(zip(patches, edited, strict=True))
         floor = max(
             abs(base.margin - read(stale.logits, *answers).margin),
@@ -77,7 +75,7 @@ class Locality(Probe):
 
 
 def interventions(pair: Pair, stale: KVCache, oracle: KVCache, again: KVCache) -> dict[str, KVPatch]:
-    """The transplants by name; `again` is another prefill of the base prompt."""
+    """The patches by name; `again` is another prefill of the base prompt."""
     field, rest = tuple(pair.field.positions), tuple(pair.downstream.positions)
     return {
         "field_only": KVPatch(field, oracle),
