@@ -62,7 +62,7 @@ class Bars:
     levels: tuple[float, ...] = (0.0, 1.0)
     label_size: float | None = None
     label_rotation: float = 0.0
-    ylim: tuple[float, float] | None = None
+    ylim: tuple[float | None, float | None] | None = None
     dots: Dots | None = recovery_dots
     dot: str = "one skeleton"
     xlabel: str | None = None
@@ -77,8 +77,6 @@ class Bars:
             axes.tick_params(axis="x", labelsize=self.label_size)
         if self.label_rotation:
             axes.tick_params(axis="x", labelrotation=self.label_rotation)
-        if self.ylim:
-            axes.set_ylim(*self.ylim)
         if self.xlabel:
             axes.set_xlabel(self.xlabel)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from kvprobe.figures.panel import Panel
@@ -28,6 +29,7 @@ class Profiles:
         ylim: ends of the vertical axis, where they are fixed.
         marks: of a panel: layers where an upright dotted line stands, and its colour.
         mark: what such a line means.
+        nested: whether each line is thinner than the one before, so that lines on one another can be seen.
     """
 
     lines: Callable[[Panel], Mapping[str, tuple[pd.Series, str, str]]]
@@ -35,19 +37,18 @@ class Profiles:
     height: float
     levels: tuple[float, ...] = ()
     xlabel: str = "layer"
-    ylim: tuple[float, float] | None = None
+    ylim: tuple[float | None, float | None] | None = None
     marks: Callable[[Panel], Iterable[tuple[float, str]]] | None = None
     mark: str = ""
+    nested: bool = False
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """Draw the lines of one model."""
         levels(axes, *self.levels)
-        draw_profile(axes, self.lines(panel))
+        draw_profile(axes, self.lines(panel), nested=self.nested)
         axes.set_xlabel(self.xlabel)
         for layer, color in self.marks(panel) if self.marks else ():
             axes.axvline(layer, color=color, lw=1.0, ls=":", zorder=2)
-        if self.ylim:
-            axes.set_ylim(*self.ylim)
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles: the lines of the first model that was measured."""
@@ -64,15 +65,19 @@ class Profiles:
         return handles
 
 
-def draw_profile(axes: Axes, profiles: Mapping[str, tuple[pd.Series, str, str]]) -> None:
+def draw_profile(axes: Axes, profiles: Mapping[str, tuple[pd.Series, str, str]], *, nested: bool = False) -> None:
     """Lines over layers.
 
     Args:
         axes: to draw on.
         profiles: by label, values indexed by layer, the colour and the marker.
+        nested: whether each line is thinner than the one before.
     """
-    for label, (values, color, marker) in profiles.items():
-        axes.plot(values.index, values, color=color, marker=marker, ms=4, lw=1.5, label=label, clip_on=False, zorder=3)
-    layers = max((len(values) for values, _, _ in profiles.values()), default=1)
+    widths = np.linspace(4.0, 1.2, len(profiles)) if nested else [1.5] * len(profiles)
+    for (label, (values, color, marker)), width in zip(profiles.items(), widths, strict=True):
+        axes.plot(
+            values.index, values, color=color, marker=marker, ms=4, lw=width, label=label, clip_on=False, zorder=3
+        )
+    layers = max((int(max(values.index)) + 1 for values, _, _ in profiles.values() if len(values)), default=1)
     axes.set_xticks(range(0, layers, max(1, layers // 6)))
     axes.set_xlabel("layer")

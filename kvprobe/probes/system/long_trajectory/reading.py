@@ -9,13 +9,12 @@ turns), `.prompt_tokens` (at the end), `.token_share` (tokens run in a turn, of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.figures.profiles import Profiles
 from kvprobe.figures.rates import RatesByModel
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
@@ -23,20 +22,17 @@ from kvprobe.probes.base import Reading
 from kvprobe.probes.system.long_trajectory.probe import FLOOR, LongTrajectory
 from kvprobe.stats import Effect, Sample
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 THIRDS = ("first_third", "middle_third", "last_third")
 # Colours as in the frontier's figure, where the methods are the same.
 _METHODS = {
-    "full_downstream": ("full downstream", COLORS["ink"], "-"),
-    "field_only": ("field only", COLORS["sky"], "-"),
-    "errata_kept": ("errata, all kept", COLORS["purple"], "-"),
-    "erratum": ("erratum, current alone", COLORS["vermilion"], "-"),
-    "field_and_erratum": ("field + erratum", COLORS["orange"], "-"),
-    "periodic_reprefill": ("field only, periodic prefill", COLORS["green"], "--"),
+    "full_downstream": ("full downstream", COLORS["ink"], "X"),
+    "field_only": ("field only", COLORS["sky"], "s"),
+    "errata_kept": ("errata, all kept", COLORS["purple"], "P"),
+    "erratum": ("erratum, current alone", COLORS["vermilion"], "p"),
+    "field_and_erratum": ("field + erratum", COLORS["orange"], "^"),
+    "periodic_reprefill": ("field only, periodic prefill", COLORS["green"], "d"),
 }
-_LINES = {**_METHODS, FLOOR: ("floor: errata kept, cached against prefilled", COLORS["grey"], ":")}
+_FLOOR = ("floor: errata kept, cached against prefilled", COLORS["grey"], ".")
 _BINS = 10
 
 
@@ -92,45 +88,16 @@ def _shared_effects(sample: Sample, probe: LongTrajectory) -> Iterator[Effect]:
         yield later.mean("baseline.same.period_{period}.correct_rate", 1 - later.rows["changed"].astype(float))
 
 
-@dataclass(frozen=True)
-class OverTurns:
-    """A row of the figure: means over trajectories and a tenth of the turns, one line for each method.
-
-    Args:
-        period: turns from one change to the next.
-        column: of the rows.
-        ylabel: of the leftmost axes.
-        ylim: ends of the vertical axis.
-        xlabel: of every axes.
-        height: of the row, in inches.
-    """
-
-    period: int
-    column: str
-    ylabel: str
-    ylim: tuple[float, float | None]
-    xlabel: str = ""
-    height: float = 1.9
-
-    def draw(self, axes: Axes, panel: Panel) -> None:
-        """Draw the methods of one model."""
-        for number, (method, (_, color, style)) in enumerate(_LINES.items()):
-            for effect in panel.select(f"{method}.period_{{period}}", "agreement", period=self.period):
-                rows = panel.rows_of(effect)
-                length = int(panel.rows["turn"].max()) + 1
-                size = max(1, -(-length // _BINS))
-                means = rows[self.column].astype(float).groupby(rows["turn"] // size).mean()
-                turns = means.index * size + (size - 1) / 2
-                # Methods that never err lie on one another: later ones are thinner, so that all can be seen.
-                axes.plot(turns, means, ls=style, lw=4 - 0.45 * number, color=color, zorder=3, clip_on=False)
-                axes.set_xlim(0, length - 1)
-        axes.set_xlabel(self.xlabel)
-
-    def handles(self, panels: Sequence[Panel]) -> list[Any]:  # noqa: ARG002
-        """Legend handles."""
-        from matplotlib.lines import Line2D
-
-        return [Line2D([], [], color=color, ls=style, label=label) for label, color, style in _LINES.values()]
+def over_turns(panel: Panel, *, period: int, column: str) -> dict[str, tuple[pd.Series, str, str]]:
+    """Means of a column over trajectories and a tenth of the turns, a line for each method."""
+    lines = {}
+    for method, (label, color, marker) in {**_METHODS, FLOOR: _FLOOR}.items():
+        for effect in panel.select(f"{method}.period_{{period}}", "agreement", period=period):
+            rows, turns = panel.rows_of(effect), int(panel.rows["turn"].max()) + 1
+            size = -(-turns // _BINS)
+            means = rows[column].astype(float).groupby(rows["turn"] // size).mean()
+            lines[label] = means.set_axis(means.index * size + (size - 1) / 2), color, marker
+    return lines
 
 
 def figure(panels: Sequence[Panel]) -> FigureSpec:
@@ -140,11 +107,12 @@ def figure(panels: Sequence[Panel]) -> FigureSpec:
     parts = []
     for period in periods:
         every = "every turn" if period == 1 else f"every {period} turns"
-        parts += [
-            OverTurns(period, "agrees", f"change {every}\nagreement with oracle", (-0.04, 1.06)),
-            OverTurns(period, "margin_error", f"change {every}\nmargin error (logits)", (0, None)),
-        ]
-    parts[-1] = OverTurns(period, "margin_error", parts[-1].ylabel, (0, None), "turn")
+        for column, label, ylim in (
+            ("agrees", "agreement with oracle", (-0.04, 1.06)),
+            ("margin_error", "margin error (logits)", (0, None)),
+        ):
+            lines = partial(over_turns, period=period, column=column)
+            parts.append(Profiles(lines, f"change {every}\n{label}", 1.9, xlabel="turn", ylim=ylim, nested=True))
     return FigureSpec(
         "Many turns on one cache while the state keeps changing",
         tuple(parts),
