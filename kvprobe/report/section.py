@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvprobe.figures.legacy.figures import COLORS, save_figure, styled
-from kvprobe.figures.legacy.models import color_of
+from kvprobe.figures.by_model import color_of
 from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import COLORS, save_figure, styled
 from kvprobe.report.section_tables import count_markdown, verdict_markdown
 from kvprobe.report.tables import markdown_table, short
 from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text

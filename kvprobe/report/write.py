@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvprobe.errors import StoreError
-from kvprobe.figures.legacy.figures import save_figure
 from kvprobe.figures.panel import Panel
+from kvprobe.figures.style import save_figure
 from kvprobe.report.reference import paper_model, paper_values
 from kvprobe.report.tables import interval, markdown_table, short, verdict_markdown
 from kvprobe.runs.explain import command_of, figure_metadata

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from kvprobe.cli import look
 from kvprobe.cli.app import app
 from kvprobe.errors import StoreError
-from kvprobe.figures.legacy.models import draw_by_model, model_color
+from kvprobe.figures.by_model import draw_by_model, model_color
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.probes.base import Reading

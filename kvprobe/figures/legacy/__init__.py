@@ -1,1 +1,0 @@
-"""Pieces of figures that are no specs yet; goes with the last of them."""

@@ -1,0 +1,180 @@
+"""Laws that every probe keeps: what it measures, what its rows are read as, what its figure shows.
+
+Measured on a tiny random model that reads the organisms' words; read from the rows of the released runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+from worded_models import worded
+
+from kvprobe.engine.forward import prefill
+from kvprobe.errors import ConfigError, KvprobeError
+from kvprobe.figures.panel import Panel
+from kvprobe.probes.base import PROBES
+from kvprobe.report.reference import paper_model, reference
+from kvprobe.report.write import panels
+from kvprobe.runs import load_config
+from kvprobe.runs.config import ExperimentConfig
+from kvprobe.runs.preparation import make_cells, make_probe, make_task, prepare
+from kvprobe.runs.results import RunResult, find_runs, load_result
+from kvprobe.runs.store import table_of
+from tests.released.reread import RELEASED, differences, filter_faults
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = {config.name: config for config in map(load_config, sorted(ROOT.glob("experiments/section*/*.yaml")))}
+OF_PROBE = {config.probe: config for config in EXPERIMENTS.values()}
+RUNS = {folder.parent.name: folder for folder in find_runs(RELEASED)}
+FOLDED, FEW = 10, 3
+"""Pairs to measure: enough for folds where a probe sees all of them at once, else few."""
+# Why a tiny random model that only knows words cannot be measured.
+NOT_HERE = {
+    "image_splice": "needs a model that sees",
+    "tool_calls": "needs a model that writes calls",
+}
+
+
+@cache
+def released(experiment: str) -> RunResult:
+    """A released run with one of the models that were measured, another one for each experiment."""
+    result = load_result(RUNS[experiment])
+    measured = sorted(name for name, model in result.models.items() if model.effects)
+    place = int(hashlib.sha256(experiment.encode()).hexdigest(), 16)
+    kept = {name: result.models[name] for name in [measured[place % len(measured)]]} if measured else {}
+    return replace(result, models=kept)
+
+
+def test_every_probe_has_an_experiment() -> None:
+    assert set(PROBES.names()) - {name for name in PROBES.names() if name.startswith("test_")} <= set(OF_PROBE)
+
+
+@pytest.mark.parametrize("name", sorted(OF_PROBE))
+def test_parameters_are_declared_and_an_unknown_one_is_named(name: str) -> None:
+    kind = PROBES.get(name)
+    assert PROBES.describe()[name]
+    assert all(field.description for field in kind.model_fields.values())
+    probe = make_probe(OF_PROBE[name])
+    for field in kind.model_fields:
+        with pytest.raises(ValidationError):
+            setattr(probe, field, getattr(probe, field))
+    wrong = OF_PROBE[name].model_copy(update={"parameters": {"sizzes": 1}})
+    with pytest.raises(ConfigError, match=r"'parameters\.sizzes' is not a known key"):
+        make_probe(wrong)
+
+
+@pytest.mark.parametrize("name", sorted(OF_PROBE))
+def test_what_the_paper_measured_stands_in_its_table(name: str) -> None:
+    known = set(reference()[["experiment", "condition", "metric"]].itertuples(index=False, name=None))
+    for entry in make_probe(OF_PROBE[name]).read_by().paper.values():
+        assert (entry.experiment, entry.condition, entry.metric) in known
+
+
+def tiny_config(name: str) -> ExperimentConfig:
+    """The probe's experiment with few pairs and its quick parameters."""
+    source = Path(OF_PROBE[name].source)
+    config = load_config(source, profile="quick")
+    most = FOLDED if PROBES.get(name).needs_all_pairs else FEW
+    task = config.task.model_copy(update={"size": min(most, config.task.parameters.get("size", most))})
+    return config.model_copy(update={"task": task})
+
+
+@pytest.mark.parametrize("name", sorted(set(OF_PROBE) - set(NOT_HERE)))
+def test_measuring(name: str) -> None:
+    """Rows for the gate, no number that is none, progress to the end, and a model that is left as it was."""
+    config, subject = tiny_config(name), worded()
+    probe = make_probe(config)
+    prepared = prepare(subject.identity.name, list(make_task(config).prompt_pairs()), config, lambda _: subject)
+    pairs = make_cells(prepared, probe, config)[0].pairs
+    ids = pairs[0].base.token_ids
+    before, told = prefill(subject, ids).logits, list[tuple[int, int]]()
+    if (refused := probe.refusal(subject, pairs[0])) is not None:
+        pytest.skip(refused)
+    try:
+        rows = probe.measure(subject, pairs, lambda done, total: told.append((done, total)))
+    except KvprobeError as error:
+        pytest.skip(str(error))
+    assert (prefill(subject, ids).logits == before).all()
+    assert told
+    assert all(0 <= done <= total for done, total in told)
+    assert table_of(rows).num_rows == len(rows) > 0
+    assert {row["pair"] for row in rows} <= set(range(len(pairs)))
+    table = pd.DataFrame(rows)
+    assert table[["m_base", "m_donor"]].notna().all(axis=None)
+    if "noise_floor" in table:
+        assert table["noise_floor"].between(0, 0.05).all()
+
+
+@pytest.mark.parametrize("experiment", sorted(RUNS))
+def test_released_rows_are_read_as_they_were(experiment: str) -> None:
+    """The effects of the released summary, and each of a few again from nothing but its own rows."""
+    result = released(experiment)
+    assert list(differences(result)) == []
+    assert list(filter_faults(result, only=6)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", sorted(RUNS))
+def test_every_effect_of_every_released_run_is_made_again_from_its_own_rows(experiment: str) -> None:
+    result = load_result(RUNS[experiment])
+    assert list(differences(result)) == []
+    assert list(filter_faults(result)) == []
+
+
+@pytest.mark.parametrize("experiment", sorted(RUNS))
+def test_what_the_paper_gives_a_value_for_is_measured(experiment: str) -> None:
+    result = released(experiment)
+    reading = make_probe(result.config).read_by()
+    for model in result.models.values():
+        names = {effect.name for effect in model.effects}
+        missing = set(reading.paper) - names
+        # A size that this experiment leaves out is no typing error: its neighbours in the same words are there.
+        stems = {_stem(name) for name in names}
+        assert {name for name in missing if _stem(name) not in stems} <= _of_other_parameters(experiment, missing)
+
+
+def _stem(name: str) -> str:
+    return "".join("#" if c.isdigit() else c for c in name).replace("##", "#").replace("##", "#").replace("##", "#")
+
+
+def _of_other_parameters(experiment: str, missing: set[str]) -> set[str]:
+    """Effects that another released run of the same probe has."""
+    probe = EXPERIMENTS[experiment].probe
+    others = [load_result(RUNS[name]) for name, config in EXPERIMENTS.items() if config.probe == probe and name in RUNS]
+    return missing & {effect.name for run in others for model in run.models.values() for effect in model.effects}
+
+
+@pytest.mark.parametrize("name", sorted(OF_PROBE))
+def test_the_figure_shows_every_model_and_says_why_one_is_missing(name: str) -> None:
+    from matplotlib.figure import Figure
+
+    result = released(OF_PROBE[name].name)
+    reading = make_probe(result.config).read_by()
+    gone = Panel("absent", note="failed: its weights are damaged")
+    shown: list[Any] = panels(result)
+    drawn = reading.draw([*shown, gone])
+    drawn.draw_without_rendering()
+    said = " ".join(text.get_text() for axes in drawn.axes for text in axes.texts).replace("\n", " ")
+    assert "its weights are damaged" in said
+    assert "its weights are damaged" in " ".join(
+        text.get_text() for axes in reading.draw([gone]).axes for text in axes.texts
+    ).replace("\n", " ")
+    if reading.has_main:
+        axes = Figure().subplots()
+        reading.draw_main(axes, [*shown, Panel("absent")])
+        assert axes.get_title()
+        if shown:
+            assert axes.has_data()
+            assert all(math.isfinite(end) for end in (*axes.get_xlim(), *axes.get_ylim()))
+
+
+def test_the_paper_has_models_for_the_families() -> None:
+    assert {paper_model(name) for name in ("qwen3-8b", "gemma-2-9b-it")} == {"Qwen3-8B", "Gemma-2-9B"}
