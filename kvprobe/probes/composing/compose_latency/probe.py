@@ -109,7 +109,9 @@ class ComposeLatency(Probe):
                     progress(done * len(pairs) + index + 1, len(sizes) * len(pairs))
             if text == RANDOM and (longest is None or length > len(longest)):
                 longest = prepared.chunk
-        for length in self.repeated_lengths if longest is not None else ():
+        if longest is None:
+            return rows
+        for length in self.repeated_lengths:
             chunk, about = repeated(longest, length), {"text": REPEATED, "length": length}
             for index, request in enumerate(requests):
                 moved = self._in_turn(subject, moving_arms(subject, request, chunk), length)

@@ -56,11 +56,11 @@ def effects(sample: Sample, probe: Transplant) -> Iterator[Effect]:
             name = f"{{condition}}.{arm}"
             yield from fidelity_effects(some, name, equivalence=probe.equivalence)
             yield some.ratio(f"{name}.token_share", "tokens", "full_tokens")
-        for arm in (arm for arm in probe.arms() if arm.name != WRONG):
+        for reused in (reused for reused in probe.arms() if reused.name != WRONG):
             # How much of an arm's cosine any cache would have.
-            name = f"{{condition}}.{arm.kind}.cosine_above_wrong_chunk"
-            sized = part.named(**arm.sizes)
-            yield from sized.difference(name, "cosine", "arm", arm.name, WRONG, within=PROMPT, unit="cosine")
+            name = f"{{condition}}.{reused.kind}.cosine_above_wrong_chunk"
+            sized = part.named(**reused.sizes)
+            yield from sized.difference(name, "cosine", "arm", reused.name, WRONG, within=PROMPT, unit="cosine")
         yield from _rotation(part)
     spliced, layouts = sample.of(arm="splice_neutral"), ("condition", *CONDITIONS)
     yield from spliced.difference("coupling.agreement_loss", "agrees", *layouts, within="scenario")

@@ -108,9 +108,10 @@ class SelectionCriterion(Probe):
         sets: list[tuple[Measurement, KVPatch]] = []
         for name, order in orders.items():
             for size in self.sizes:
-                row = {"criterion": name, "size": size, "arm": f"{name}_{size}"}
+                arm = f"{name}_{size}"
+                row = {"criterion": name, "size": size, "arm": arm}
                 sets.append((row, recomputed(subject, case, order, size)))
-                sets.append(({**row, "arm": row["arm"] + COPIED}, copied(case, oracle, order, size)))
+                sets.append(({**row, "arm": f"{arm}{COPIED}"}, copied(case, oracle, order, size)))
         pool, generator = candidates(case.stale, case.edit), np.random.Generator(np.random.PCG64([self.seed, index]))
         for size in self.sizes:
             for draw, chosen in enumerate(random_sets(pool, min(size, len(pool)), self.draws, generator)):

@@ -162,8 +162,8 @@ class DecodingAgainstCause:
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """A point for each feature, its marker telling the place."""
-        for place, units in self._table(panel).groupby("place"):
-            marker = _PLACE_MARKERS[int(place) % len(_PLACE_MARKERS)]
+        for _, units in self._table(panel).groupby("place"):
+            marker = _PLACE_MARKERS[int(units["place"].iloc[0]) % len(_PLACE_MARKERS)]
             axes.plot(units["auc"], units["recovery"], marker, ls="", ms=4, mew=0, color=COLORS["blue"], alpha=0.6)
         levels(axes, 0.0)
         axes.axvline(0.5, color=COLORS["ink"], lw=0.8, ls=(0, (4, 3)), zorder=1)
@@ -175,7 +175,7 @@ class DecodingAgainstCause:
         from matplotlib.lines import Line2D
 
         places = sorted({int(place) for panel in panels if panel.effects for place in self._table(panel)["place"]})
-        look = {"ls": "", "ms": 4, "color": COLORS["blue"]}
+        look: dict[str, Any] = {"ls": "", "ms": 4, "color": COLORS["blue"]}
         return [
             Line2D([], [], marker=_PLACE_MARKERS[place % len(_PLACE_MARKERS)], label=f"at note {place + 1}", **look)
             for place in places
