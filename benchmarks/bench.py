@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from kvprobe.figures.legacy.figures import save_figure
-
 from benchmarks.aims import judge
 from benchmarks.case import make_case
 from benchmarks.contestants.base import CONTESTANTS, REFERENCE
@@ -20,6 +18,7 @@ from benchmarks.settings import Settings
 from benchmarks.sweeps import SWEEPS
 from benchmarks.tables import markdown
 from kvprobe.errors import StoreError
+from kvprobe.figures.style import save_figure
 from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
 from kvprobe.runs.store import write_atomically

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvprobe.figures.legacy.figures import COLORS, styled
-
 from benchmarks.contestants.base import REFERENCE
 from benchmarks.results import Report, SweepLine
+from kvprobe.figures.style import COLORS, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

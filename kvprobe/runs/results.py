@@ -207,7 +207,9 @@ def _read_model(record: Mapping[str, Any], config: ExperimentConfig, folder: Pat
     model = _MODEL.validate_python({key: value for key, value in record.items() if key != "effects_left_out"})
     kept = tuple(model.effects)
     again = partial(_effects_of, model, config, folder)
-    return replace(model, effects=EffectsOfRows(kept, left_out, again) if left_out else kept)
+    # Summaries of earlier versions do not say which rows an effect was made of.
+    incomplete = left_out or any(effect.rows is None for effect in kept)
+    return replace(model, effects=EffectsOfRows(kept, left_out, again) if incomplete else kept)
 
 
 def _effects_of(model: ModelResult, config: ExperimentConfig, folder: Path) -> tuple[Effect, ...]:
