@@ -149,6 +149,9 @@ def _of_other_parameters(experiment: str, missing: set[str]) -> set[str]:
     """Effects that another released run of the same probe has."""
     probe = EXPERIMENTS[experiment].probe
     others = [load_result(RUNS[name]) for name, config in EXPERIMENTS.items() if config.probe == probe and name in RUNS]
+    if not all(any(model.stored_effects for model in run.models.values()) for run in others):
+        # A run in which no model passed the gate says nothing of names.
+        return missing
     names = {effect.name for run in others for model in run.models.values() for effect in model.stored_effects}
     stems = {_stem(name) for name in names}
     return {name for name in missing if _stem(name) in stems}
