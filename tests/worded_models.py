@@ -18,6 +18,7 @@ from kvprobe.models.subject import Subject
 from kvprobe.probes.base import Probe
 from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.base import Task
+from kvprobe.tasks.context import TokenizedContext
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
 from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.tokenizer import build_tokenizer
@@ -95,21 +96,14 @@ def with_line(pair: Pair, name: str, *, donor: bool = False) -> list[int]:
 
 
 def plain_margin(
-    model: Any, base: Sequence[int], donor: Sequence[int], positions: Sequence[int], answers: tuple[int, int]
+    subject: Subject, pair: Pair, positions: Sequence[int], donor: TokenizedContext | None = None
 ) -> float:
-    """Margin of `base` with the cache entries at `positions` from `donor`, by Hugging Face alone."""
-    caches = []
-    with torch.no_grad():
-        for ids in (base, donor):
-            past = DynamicCache()
-            model(torch.tensor([list(ids[:-1])]), past_key_values=past, use_cache=True)
-            caches.append(past)
-        for mine, other in zip(caches[0].layers, caches[1].layers, strict=True):
-            for place in positions:
-                mine.keys[0, :, place] = other.keys[0, :, place]
-                mine.values[0, :, place] = other.values[0, :, place]
-        logits = model(torch.tensor([[base[-1]]]), past_key_values=caches[0], use_cache=True).logits[0, -1]
-    return float(logits[answers[1]] - logits[answers[0]])
+    """Margin of the base prompt with the cache entries at `positions` from the donor, by Hugging Face alone.
+
+    `donor` is another prompt to take the entries from. Only for models without sliding windows.
+    """
+    base, source = pair.base.token_ids, (donor or pair.donor).token_ids
+    return margin_of(pair, plain_patched_logits(subject.model, base[:-1], source[:-1], list(positions), base[-1:]))
 
 
 def answers_of(pair: Pair) -> tuple[int, int]:

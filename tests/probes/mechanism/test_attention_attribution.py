@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
-from worded_models import aligned, effects_of, margin_of, measured, plain_patched_logits, worded
+from worded_models import aligned, effects_of, measured, plain_margin, worded
 
 from kvprobe.engine.decision_attention import decision_attention
 from kvprobe.engine.forward import prefill
@@ -85,8 +85,7 @@ def test_against_plain_hugging_face() -> None:
         assert found["field"][0, layer] == pytest.approx(float(by_head[:, pair.field.start].mean()), abs=1e-6)
     position = policy[3]
     row = rows_of("llama").query("pair == 0 and position == @position")
-    logits = plain_patched_logits(subject.model, ids[:-1], list(pair.donor.token_ids[:-1]), [position], ids[-1:])
-    assert row["margin_transplanted"].item() == pytest.approx(margin_of(pair, logits), abs=1e-9)
+    assert row["margin_transplanted"].item() == pytest.approx(plain_margin(subject, pair, [position]), abs=1e-9)
 
 
 def test_attention_of_a_full_pass_is_that_of_the_step_on_its_cache() -> None:

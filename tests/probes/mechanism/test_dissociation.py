@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
-from worded_models import aligned, answers_of, effects_of, measured, plain_margin, worded
+from made_rows import made_rows
+from worded_models import aligned, effects_of, measured, plain_margin, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.models.loader import load_subject
@@ -17,19 +17,17 @@ PAIRS = aligned(Polarity(size=3))
 
 
 def test_notes_agree_with_the_plain_script_and_all_entries_together_are_the_donor() -> None:
-    pair, model = PAIRS[0], worded().model
-    rows = measured(Dissociation(), worded(), PAIRS)
+    pair, rows = PAIRS[0], measured(Dissociation(), worded(), PAIRS)
     margins = rows.pivot(index="pair", columns="intervention", values="margin")
     common = rows.groupby("pair").first()
     assert margins["full_downstream"].sub(common["m_donor"]).abs().max() < 1e-9
     assert margins["notes"].sub(common["m_base"]).abs().max() > 1e-3
-    notes = list(pair.downstream.positions)
     for name, source in (
         ("notes", pair.donor),
         ("other_field_notes", pair.variants["field_changed"]),
         ("same_conclusion_notes", pair.variants["both_changed"]),
     ):
-        expected = plain_margin(model, pair.base.token_ids, source.token_ids, notes, answers_of(pair))
+        expected = plain_margin(worded(), pair, pair.downstream.positions, source)
         assert margins.loc[0, name] == pytest.approx(expected, abs=1e-9)
 
 
@@ -39,33 +37,14 @@ def test_pairs_without_the_square_are_refused() -> None:
         measured(Dissociation(), worded(), [bare])
 
 
-def made_rows(recovery: dict[str, float], wrong: int = 0) -> pd.DataFrame:
-    """Ten skeletons whose gap is 10 logits; the last `wrong` decide the prompt with both changed wrongly."""
-    rows = []
-    for pair in range(10):
-        for name in INTERVENTIONS:
-            bad = name.startswith("same_conclusion") and pair >= 10 - wrong
-            margin = -5 + 10 * (recovery[name] if not bad else 99)
-            rows.append(
-                {
-                    "pair": pair,
-                    "skeleton": f"s{pair}",
-                    "intervention": name,
-                    "m_base": -5.0,
-                    "m_donor": 5.0,
-                    "noise_floor": 1e-6,
-                    "margin": margin,
-                    "flipped": margin > 0,
-                    "source_right": not bad,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
 @pytest.mark.parametrize("wrong", [0, 3])
 def test_summary_finds_what_was_put_in_and_counts_what_the_model_gets_wrong(wrong: int) -> None:
     recovery = {name: number / 10 for number, name in enumerate(INTERVENTIONS)}
-    effects = effects_of(Dissociation(), made_rows(recovery, wrong))
+    rows = made_rows({"intervention": name, "recovery": value} for name, value in recovery.items())
+    # The last skeletons decide the prompt with both changed wrongly.
+    bad = rows["intervention"].str.startswith("same_conclusion") & (rows["pair"] >= 10 - wrong)
+    rows = rows.assign(source_right=~bad, margin=rows["margin"].mask(bad, 985.0))
+    effects = effects_of(Dissociation(), rows)
     for name, value in recovery.items():
         assert effects[f"{name}.recovery"].estimate == pytest.approx(value)
     left_out = effects["same_conclusion_notes.recovery"]

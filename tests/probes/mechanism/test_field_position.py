@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_rows import made_rows
 from tiny_models import WINDOW
-from worded_models import aligned, effects_of, margin_of, measured, plain_patched_logits, worded
+from worded_models import aligned, effects_of, measured, plain_margin, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.probes.kit.doses import FRACTIONS, suffix
@@ -50,14 +52,9 @@ def test_everything_from_the_field_on_is_the_donor(family: str) -> None:
 def test_against_plain_hugging_face() -> None:
     subject, (pair,) = worded("llama"), pairs_of(1)
     rows = measured(PROBE, subject, [pair]).set_index("intervention")
-    base, donor = list(pair.base.token_ids), list(pair.donor.token_ids)
-    length = len(base) - 1 - pair.field.start
-    for name, positions in {
-        "field_only": [pair.field.start],
-        "suffix_50": list(range(len(base) - 1 - -(-length // 2), len(base) - 1)),
-    }.items():
-        logits = plain_patched_logits(subject.model, base[:-1], donor[:-1], positions, base[-1:])
-        assert rows.loc[name, "margin"] == pytest.approx(margin_of(pair, logits), abs=1e-9)
+    span = range(pair.field.start, pair.decision_position)
+    for name, positions in {"field_only": span[:1], "suffix_50": span[-math.ceil(len(span) / 2) :]}.items():
+        assert rows.loc[name, "margin"] == pytest.approx(plain_margin(subject, pair, positions), abs=1e-9)
 
 
 def test_a_window_is_told_and_only_where_there_is_one() -> None:
@@ -67,39 +64,24 @@ def test_a_window_is_told_and_only_where_there_is_one() -> None:
     assert measured(PROBE, worded("llama"), pairs_of(1))["window"].isna().all()
 
 
-def made_rows(field_only: dict[tuple[int, int], float], reached: float = 0.3) -> pd.DataFrame:
+def rows_where(field_only: dict[tuple[int, int], float], reached: float = 0.3) -> pd.DataFrame:
     """Rows of 10 scenarios in the cells (notes, mentions), where the field alone recovers just so."""
-    rows = []
-    for scenario in range(10):
-        for cell, ((notes, mentions), recovery) in enumerate(field_only.items()):
-            doses = {f"suffix_{round(100 * f)}": (f, 1.0 if f >= reached else 0.1) for f in (0.1, 0.3, 0.5)}
+    cells = []
+    for cell, ((notes, mentions), recovery) in enumerate(field_only.items()):
+        doses = {f"suffix_{round(100 * f)}": (f, 1.0 if f >= reached else 0.1) for f in (0.1, 0.3, 0.5)}
+        cases = [
+            {"intervention": name, "fraction": fraction, "recovery": recovered}
             for name, (fraction, recovered) in {
                 "field_only": (0.01, recovery),
                 **doses,
                 "full_downstream": (1.0, 1.0),
-            }.items():
-                rows.append(
-                    {
-                        "pair": scenario * len(field_only) + cell,
-                        "skeleton": f"s{scenario}",
-                        "scenario": scenario,
-                        "slot": "start",
-                        "slot_order": 0,
-                        "notes": notes,
-                        "mentions": mentions,
-                        "intervention": name,
-                        "fraction": fraction,
-                        "distance": 20 + 10 * notes,
-                        "m_base": -3.0,
-                        "m_donor": 5.0,
-                        "margin": 8.0 * recovered - 3.0,
-                        "flipped": 8.0 * recovered > 3.0,
-                        "noise_floor": 1e-6,
-                        "window": None,
-                        "inside_window": None,
-                    }
-                )
-    return pd.DataFrame(rows)
+            }.items()
+        ]
+        rows = made_rows(cases, gaps=[8.0] * 10, base=-3.0)
+        place = {"slot": "start", "slot_order": 0, "notes": notes, "mentions": mentions, "distance": 20 + 10 * notes}
+        scenario = {"scenario": rows["pair"], "pair": 10 * cell + rows["pair"], "window": None, "inside_window": None}
+        cells.append(rows.assign(**place, **scenario))
+    return pd.concat(cells, ignore_index=True)
 
 
 @given(
@@ -107,7 +89,7 @@ def made_rows(field_only: dict[tuple[int, int], float], reached: float = 0.3) ->
 )
 def test_summary_finds_the_effect_of_each_factor(base: float, distance: float, mentions: float, reached: float) -> None:
     cells = {(n, m): base + distance * (n == 12) + mentions * (m == 4) for n in (4, 12) for m in (0, 4)}
-    effects = effects_of(PROBE, made_rows(cells, reached))
+    effects = effects_of(PROBE, rows_where(cells, reached))
     assert effects["distance.field_only_difference"].estimate == pytest.approx(distance, abs=1e-9)
     assert effects["mentions.field_only_difference"].estimate == pytest.approx(mentions, abs=1e-9)
     assert effects["distance.suffix_for_80_difference"].estimate == 0.0
@@ -125,7 +107,7 @@ def test_summary_finds_the_effect_of_each_factor(base: float, distance: float, m
 
 
 def test_a_cell_that_lost_all_its_pairs_leaves_the_others() -> None:
-    rows = made_rows({(4, 0): 0.0, (12, 0): 0.5})
+    rows = rows_where({(4, 0): 0.0, (12, 0): 0.5})
     effects = effects_of(PROBE, rows[rows["notes"] == 4])
     assert "start.notes_12.mentions_0.field_only.recovery" not in effects
     assert "distance.field_only_difference" not in effects
@@ -133,7 +115,7 @@ def test_a_cell_that_lost_all_its_pairs_leaves_the_others() -> None:
 
 
 def test_windows_split_the_pairs() -> None:
-    rows = made_rows({(4, 0): 0.4, (44, 0): 0.0})
+    rows = rows_where({(4, 0): 0.4, (44, 0): 0.0})
     rows = rows.assign(window=100.0, inside_window=rows["distance"] < 100)
     effects = effects_of(PROBE, rows)
     assert effects["inside_window.field_only.recovery"].estimate == pytest.approx(0.4)
@@ -141,7 +123,7 @@ def test_windows_split_the_pairs() -> None:
 
 
 def test_the_smallest_suffix_is_that_of_the_whole_where_none_is_enough() -> None:
-    assert effects_of(PROBE, made_rows({(4, 0): 0.9}, reached=2.0))["start.suffix_for_80"].estimate == 1.0
+    assert effects_of(PROBE, rows_where({(4, 0): 0.9}, reached=2.0))["start.suffix_for_80"].estimate == 1.0
 
 
 def test_the_paper_has_the_values_that_the_probe_names() -> None:

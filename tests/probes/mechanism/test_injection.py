@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
-from worded_models import aligned, answers_of, effects_of, measured, plain_margin, worded
+from made_rows import made_rows
+from worded_models import aligned, effects_of, measured, plain_margin, worded
 
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.kit.directions import DIRECTIONS
 from kvprobe.probes.mechanism.injection.probe import Injection
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.gate import apply_gate
-from kvprobe.stats import StatisticsConfig
+from kvprobe.stats import Effect, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 
 PAIRS = aligned(GatedDecision(size=3))
@@ -19,11 +19,10 @@ SMALL = Injection(sizes=(1, 4), random_draws=2, folds=2)
 
 
 def test_both_directions_agree_with_the_plain_script_in_float64() -> None:
-    rows, model = measured(SMALL, worded(), PAIRS), worded().model
+    rows = measured(SMALL, worded(), PAIRS)
     whole = rows[(rows["intervention"] == "all_notes") & (rows["pair"] == 1)].set_index("direction")
     for direction, way in zip(DIRECTIONS, (PAIRS[1], PAIRS[1].reversed()), strict=True):
-        places = list(way.downstream.positions)
-        expected = plain_margin(model, way.base.token_ids, way.donor.token_ids, places, answers_of(way))
+        expected = plain_margin(worded(), way, way.downstream.positions)
         assert whole.loc[direction, "margin"] == pytest.approx(expected, abs=1e-9)
 
 
@@ -40,29 +39,15 @@ def test_the_two_directions_are_mirror_images_and_the_gate_reads_the_first() -> 
     assert report.measured == 3
 
 
-def made_rows(recovery: float, base: float, donor: float, *, argmax: bool) -> pd.DataFrame:
-    margin = base + recovery * (donor - base)
-    return pd.DataFrame(
-        {
-            "pair": pair,
-            "skeleton": f"s{pair}",
-            "direction": direction,
-            "intervention": "all_notes",
-            "m_base": base,
-            "m_donor": donor,
-            "noise_floor": 1e-6,
-            "margin": margin,
-            "flipped": (margin > 0) != (base > 0),
-            "injected_is_argmax": argmax,
-        }
-        for pair in range(10)
-        for direction in DIRECTIONS
-    )
+def effects_where(recovery: float, base: float, donor: float, *, argmax: bool) -> dict[str, Effect]:
+    case = {"intervention": "all_notes", "recovery": recovery, "injected_is_argmax": argmax}
+    cases = [{**case, "direction": direction} for direction in DIRECTIONS]
+    return effects_of(SMALL, made_rows(cases, gaps=[donor - base] * 10, base=base))
 
 
 def test_a_margin_that_moves_without_turning_the_decision_is_no_flip() -> None:
     """As on the paper's Llama, whose two margins have the same sign (critique G2): following says 1, flipping 0."""
-    effects = effects_of(SMALL, made_rows(1.0, -4.3, -0.6, argmax=False))
+    effects = effects_where(1.0, -4.3, -0.6, argmax=False)
     assert effects["all_notes.recovery"].estimate == pytest.approx(1.0)
     assert effects["all_notes.margin_shift"].estimate == pytest.approx(3.7)
     assert effects["all_notes.half_shift_rate"].estimate == 1.0
@@ -71,7 +56,7 @@ def test_a_margin_that_moves_without_turning_the_decision_is_no_flip() -> None:
 
 
 def test_a_small_shift_may_turn_a_decision_that_was_close() -> None:
-    effects = effects_of(SMALL, made_rows(0.2, -1.0, 9.0, argmax=True))
+    effects = effects_where(0.2, -1.0, 9.0, argmax=True)
     assert effects["all_notes.flip_rate"].estimate == 1.0
     assert effects["all_notes.half_shift_rate"].estimate == 0.0
     assert {f"all_notes_{direction}.recovery" for direction in DIRECTIONS} <= set(effects)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_rows import made_rows
 from worded_models import aligned, answers_of, effects_of, margin_of, measured, plain_logits, worded
 
 from kvprobe.probes.mechanism.knockout.caches import with_actions_exchanged
 from kvprobe.probes.mechanism.knockout.key_sets import equal_mass
 from kvprobe.probes.mechanism.knockout.probe import Knockout
+from kvprobe.stats import Effect
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
@@ -111,35 +112,24 @@ def test_against_plain_hugging_face() -> None:
         )
 
 
-def made_rows(shifts: dict[str, dict[str, float]], pairs: int = 10) -> pd.DataFrame:
-    """Rows of pairs with gaps of their own, whose margins shift by set and cache just so, as shares of the gap."""
-    rows: list[dict[str, Any]] = []
-    for pair in range(pairs):
-        gap = 2.0 + pair
-        unmasked = {"stale": -1.0, "field_only": -1.0, "new": gap - 1.0, "swapped": gap - 1.0}
-        common = {"pair": pair, "skeleton": f"s{pair}", "m_base": -1.0, "m_donor": gap - 1.0, "noise_floor": 1e-9}
-        for cache_name, free in unmasked.items():
-            for name, by_cache in {"none": {}, "empty": {}, **shifts}.items():
-                shifted = free + gap * by_cache.get(cache_name, 0.0)
-                rows.append(
-                    {
-                        **common,
-                        "cache": cache_name,
-                        "intervention": name,
-                        "margin": shifted,
-                        "unmasked": free,
-                        "flipped": (shifted > 0) != (free > 0),
-                        "attention_mass": 0.1,
-                    }
-                )
-    return pd.DataFrame(rows)
+def effects_where(shifts: dict[str, dict[str, float]]) -> dict[str, Effect]:
+    """Of pairs with gaps of their own, whose margins shift by set and cache just so, as shares of the gap."""
+    free = {"stale": 0.0, "field_only": 0.0, "new": 1.0, "swapped": 1.0}
+    cases = [
+        {"cache": name, "intervention": keys, "recovery": free[name] + moved.get(name, 0.0), "attention_mass": 0.1}
+        for name in free
+        for keys, moved in {"none": {}, "empty": {}, **shifts}.items()
+    ]
+    rows = made_rows(cases, gaps=[2.0 + pair for pair in range(10)], base=-1.0)
+    unmasked = rows["m_donor"].where(rows["cache"].map(free) > 0, rows["m_base"])
+    return effects_of(SMALL, rows.assign(unmasked=unmasked, flipped=(rows["margin"] > 0) != (unmasked > 0)))
 
 
 def test_a_default_action_is_told_from_the_notes() -> None:
     """A model that falls back on the donor's action, whatever notes it had, shifts alike on opposite notes."""
     default = dict.fromkeys(CACHES, 0.4)
     notes = {"stale": 0.5, "field_only": 0.5, "new": -0.5, "swapped": -0.5}
-    effects = effects_of(SMALL, made_rows({"effect_25": notes, "random_25": default}))
+    effects = effects_where({"effect_25": notes, "random_25": default})
     assert effects["effect_25.erased"].estimate == pytest.approx(1.0)
     assert effects["random_25.erased"].estimate == pytest.approx(0.0, abs=1e-12)
     assert effects["random_25.default_shift"].estimate == pytest.approx(0.4 * 6.5)
@@ -151,7 +141,7 @@ def test_a_default_action_is_told_from_the_notes() -> None:
 @given(field=st.floats(0.0, 1.0), both=st.floats(0.0, 0.6))
 def test_the_field_shows_as_a_difference_of_differences(field: float, both: float) -> None:
     shifts = {"stale": both, "field_only": both + field, "new": 0.0, "swapped": 0.0}
-    effects = effects_of(SMALL, made_rows({"attention_25": shifts}))
+    effects = effects_where({"attention_25": shifts})
     assert effects["attention_25.field_difference"].estimate == pytest.approx(field, abs=1e-9)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, effects_of, margin_of, measured, plain_patched_logits, worded
+from made_rows import made_rows
+from worded_models import aligned, effects_of, measured, plain_margin, worded
 
 from kvprobe.probes.mechanism.off_template.probe import OffTemplate
 from kvprobe.report.reference import paper_values
@@ -36,14 +38,9 @@ def test_everything_from_the_field_on_is_the_donor(template: str) -> None:
 def test_against_plain_hugging_face(template: str) -> None:
     subject, (pair,) = worded("qwen3"), pairs_of(template, 1)
     rows = measured(PROBE, subject, [pair]).set_index("intervention")
-    base, donor = list(pair.base.token_ids), list(pair.donor.token_ids)
-    length = len(base) - 1 - pair.field.start
-    for name, positions in {
-        "field_only": [pair.field.start],
-        "suffix_10": list(range(len(base) - 1 - -(-length // 10), len(base) - 1)),
-    }.items():
-        logits = plain_patched_logits(subject.model, base[:-1], donor[:-1], positions, base[-1:])
-        assert rows.loc[name, "margin"] == pytest.approx(margin_of(pair, logits), abs=1e-9)
+    span = range(pair.field.start, pair.decision_position)
+    for name, positions in {"field_only": span[:1], "suffix_10": span[-math.ceil(len(span) / 10) :]}.items():
+        assert rows.loc[name, "margin"] == pytest.approx(plain_margin(subject, pair, positions), abs=1e-9)
 
 
 def test_pairs_of_other_tasks_are_called_own() -> None:
@@ -52,26 +49,15 @@ def test_pairs_of_other_tasks_are_called_own() -> None:
     assert set(rows["template"]) == {"own"}
 
 
+def rows_where(template: str, first: int, field: float, suffix: float) -> pd.DataFrame:
+    doses = (("field_only", 0.01, field), ("suffix_50", 0.5, suffix), ("full_downstream", 1.0, 1.0))
+    rows = made_rows({"intervention": name, "fraction": part, "recovery": recovery} for name, part, recovery in doses)
+    return rows.assign(template=template, pair=first + rows["pair"])
+
+
 @given(field=st.floats(-0.5, 1.2), suffix=st.floats(-0.5, 1.2))
 def test_summary_finds_what_was_put_in_for_each_template(field: float, suffix: float) -> None:
-    fractions = {"field_only": 0.01, "suffix_50": 0.5, "full_downstream": 1.0}
-    rows = pd.DataFrame(
-        {
-            "pair": number + 10 * (template == "lookup"),
-            "skeleton": f"s{number}",
-            "template": template,
-            "intervention": name,
-            "fraction": fractions[name],
-            "m_base": -1.0,
-            "m_donor": 4.0,
-            "margin": 5.0 * recovery - 1.0,
-            "flipped": 5.0 * recovery > 1.0,
-            "noise_floor": 1e-6,
-        }
-        for template, scale in (("two_hop", 1.0), ("lookup", 0.5))
-        for number in range(10)
-        for name, recovery in zip(fractions, (scale * field, scale * suffix, 1.0), strict=True)
-    )
+    rows = pd.concat([rows_where("two_hop", 0, field, suffix), rows_where("lookup", 10, field / 2, suffix / 2)])
     effects = effects_of(PROBE, rows)
     assert effects["two_hop.field_only.recovery"].estimate == pytest.approx(field, abs=1e-9)
     assert effects["lookup.field_only.recovery"].estimate == pytest.approx(field / 2, abs=1e-9)

@@ -188,7 +188,7 @@ def test_a_note_from_a_longer_prompt_agrees_with_the_plain_script_in_float64() -
     expected = float(logits[answers[1]] - logits[answers[0]])
     # The engine rounds RoPE's frequencies to float32, as the model does.
     assert margin_of(subject, prompt, scrubbed.patches) == pytest.approx(expected, abs=1e-5)
-    unedited = plain_margin(model, prompt.pair.base.token_ids, donor.pair.base.token_ids, [], answers)
+    unedited = plain_margin(subject, prompt.pair, [])
     assert abs(expected - unedited) > 1e-3
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
-from worded_models import aligned, answers_of, effects_of, measured, plain_margin, worded
+from made_rows import made_rows
+from worded_models import aligned, effects_of, measured, plain_margin, worded
 
 from kvprobe.probes.mechanism.specificity.probe import Specificity
 from kvprobe.tasks.gated_decision import GatedDecision
@@ -21,10 +21,7 @@ def test_one_position_and_all_of_them_agree_with_the_plain_script() -> None:
     single = first[first["measurement"] == "single_position"].set_index("position")["margin"]
     best, whole = int(single.idxmax()), len(pair.downstream)
     for name, positions in (("in_sample_1", [best]), (f"held_out_{whole}", pair.downstream.positions)):
-        ids = pair.base.token_ids, pair.donor.token_ids
-        assert decisions[name] == pytest.approx(
-            plain_margin(worded().model, *ids, list(positions), answers_of(pair)), abs=1e-9
-        )
+        assert decisions[name] == pytest.approx(plain_margin(worded(), pair, positions), abs=1e-9)
     assert decisions["in_sample_1"] == pytest.approx(single.max(), abs=1e-9)
     # A set of all positions is no better than a random one.
     everything = decisions[decisions.index.str.endswith(f"_{whole}")]
@@ -32,28 +29,10 @@ def test_one_position_and_all_of_them_agree_with_the_plain_script() -> None:
     assert everything.max() - everything.min() < 1e-9
 
 
-def made_rows(held_out: float, matched: list[float]) -> pd.DataFrame:
-    drawn = [("in_sample", 1.0), ("held_out", held_out), ("random", 0.0), *(("matched", value) for value in matched)]
-    return pd.DataFrame(
-        {
-            "pair": pair,
-            "skeleton": f"s{pair}",
-            "m_base": -5.0,
-            "m_donor": 5.0,
-            "noise_floor": 1e-6,
-            "measurement": "decision",
-            "positions": 8,
-            "intervention": f"{selection}_8",
-            "margin": 10 * recovery - 5,
-            "flipped": recovery > 0.5,
-        }
-        for pair in range(10)
-        for selection, recovery in drawn
-    )
-
-
 def test_the_lead_over_matched_sets_and_how_many_of_them_reach_it() -> None:
-    effects = effects_of(Specificity(), made_rows(0.8, [0.0, 0.1, 0.2, 0.9]))
+    drawn = [("in_sample", 1.0), ("held_out", 0.8), ("random", 0.0), *(("matched", r) for r in (0.0, 0.1, 0.2, 0.9))]
+    rows = made_rows([{"intervention": f"{name}_8", "positions": 8, "recovery": r} for name, r in drawn])
+    effects = effects_of(Specificity(), rows)
     assert effects["held_out_8.recovery"].estimate == pytest.approx(0.8)
     assert effects["matched_8.recovery"].estimate == pytest.approx(0.3)
     assert effects["matched_8.recovery"].n == 10

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, plain_logits, plain_patched_logits, worded
+from made_rows import made_rows
+from worded_models import aligned, margin_of, measured, plain_logits, plain_margin, worded
 
 from kvprobe.probes.mechanism.suffix_concentration.probe import SuffixConcentration
 from kvprobe.probes.mechanism.suffix_concentration.reading import position_shares
@@ -19,8 +19,9 @@ from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
-SMALL = {"fractions": (0.1, 0.5, 1.0), "sizes": (1, 4), "control_size": 4, "matched_draws": 3, "random_draws": 2}
-SMALL |= {"folds": 2}
+SMALL = SuffixConcentration(
+    fractions=(0.1, 0.5, 1.0), sizes=(1, 4), control_size=4, matched_draws=3, random_draws=2, folds=2
+)
 
 
 def pairs_of(size: int) -> list[Pair]:
@@ -28,11 +29,8 @@ def pairs_of(size: int) -> list[Pair]:
 
 
 @cache
-def measured(family: str, size: int = 3, seed: int = 0) -> pd.DataFrame:
-    pairs = pairs_of(size)
-    probe = SuffixConcentration(**SMALL, seed=seed)
-    rows = pd.DataFrame(probe.measure(worded(family), pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+def rows_of(family: str, seed: int = 0) -> pd.DataFrame:
+    return measured(SMALL.model_copy(update={"seed": seed}), worded(family), pairs_of(3))
 
 
 def of(rows: pd.DataFrame, intervention: str) -> pd.DataFrame:
@@ -41,7 +39,7 @@ def of(rows: pd.DataFrame, intervention: str) -> pd.DataFrame:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
 def test_identities(family: str) -> None:
-    rows = measured(family)
+    rows = rows_of(family)
     for whole in ("suffix_100", "prefix_100", "up_to_layer_{}", "from_layer_0"):
         part = of(rows, whole.format(worded(family).layers - 1))
         assert part["margin"].to_numpy() == pytest.approx(part["m_donor"].to_numpy(), abs=1e-6)
@@ -55,7 +53,7 @@ def test_identities(family: str) -> None:
 
 
 def test_every_position_from_the_field_on_is_measured_once() -> None:
-    rows, pairs = measured("qwen3"), pairs_of(3)
+    rows, pairs = rows_of("qwen3"), pairs_of(3)
     singles = rows[rows["intervention"] == "position"]
     for index, pair in enumerate(pairs):
         places = singles[singles["pair"] == index]["position"].tolist()
@@ -64,7 +62,7 @@ def test_every_position_from_the_field_on_is_measured_once() -> None:
 
 
 def test_the_best_position_of_a_pair_is_its_top_one() -> None:
-    rows = measured("llama")
+    rows = rows_of("llama")
     singles = rows[rows["intervention"] == "position"]
     toward = singles["margin"] * np.sign(singles["m_donor"] - singles["m_base"])
     best = singles.loc[toward.groupby(singles["pair"]).idxmax()].set_index("pair")["margin"]
@@ -76,7 +74,7 @@ def test_the_best_position_of_a_pair_is_its_top_one() -> None:
 
 
 def test_the_seed_decides_the_random_sets_and_nothing_else() -> None:
-    first, second = measured("qwen3", seed=0), measured("qwen3", seed=1)
+    first, second = rows_of("qwen3", seed=0), rows_of("qwen3", seed=1)
     for name in ("random_4", "matched_4"):
         assert not np.allclose(of(first, name)["margin"], of(second, name)["margin"])
     fixed = ~first["intervention"].str.contains(r"random|matched|held_out")
@@ -85,46 +83,28 @@ def test_the_seed_decides_the_random_sets_and_nothing_else() -> None:
 
 def test_against_plain_hugging_face() -> None:
     """A suffix of half the positions, and one position, on one pair."""
-    rows, pair, model = measured("qwen3"), pairs_of(3)[0], worded("qwen3").model
-    base, donor = list(pair.base.token_ids), list(pair.donor.token_ids)
-
-    def margin(logits: Any) -> float:
-        return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-
-    span = list(range(pair.field.start, pair.decision_position))
-    half = span[len(span) - math.ceil(len(span) / 2) :]
+    rows, pair, subject = rows_of("qwen3"), pairs_of(3)[0], worded("qwen3")
+    span = range(pair.field.start, pair.decision_position)
     place = pair.base.spans["policy"].end - 1
-    for positions, name in ((half, "suffix_50"), ([place], "position")):
+    for name, positions in {"suffix_50": span[-math.ceil(len(span) / 2) :], "position": [place]}.items():
         found = rows[(rows["pair"] == 0) & (rows["intervention"] == name)]
         found = found[found["position"] == place] if name == "position" else found
-        expected = margin(plain_patched_logits(model, base[:-1], donor[:-1], positions, base[-1:]))
+        expected = plain_margin(subject, pair, positions)
         assert found["margin"].item() == pytest.approx(expected, abs=1e-9)
-        assert found["m_base"].item() == pytest.approx(margin(plain_logits(model, base)), abs=1e-9)
-        assert found["m_donor"].item() == pytest.approx(margin(plain_logits(model, donor)), abs=1e-9)
+        for column, prompt in (("m_base", pair.base), ("m_donor", pair.donor)):
+            unedited = margin_of(pair, plain_logits(subject.model, prompt.token_ids))
+            assert found[column].item() == pytest.approx(unedited, abs=1e-9)
         assert expected != pytest.approx(found["m_base"].item(), abs=1e-9)
 
 
-def made_rows(recoveries: list[float], segments: list[str], delimiters: list[bool], pairs: int = 9) -> pd.DataFrame:
+def single_rows(recoveries: list[float], segments: list[str], delimiters: list[bool]) -> pd.DataFrame:
     """Single positions that recover just so, in each of several pairs with different gaps."""
-    rows = []
-    for pair in range(pairs):
-        gap = 2.0 + pair
-        for position, (recovery, segment, delimiter) in enumerate(zip(recoveries, segments, delimiters, strict=True)):
-            rows.append(
-                {
-                    "pair": pair,
-                    "skeleton": f"s{pair}",
-                    "m_base": -1.0,
-                    "m_donor": gap - 1.0,
-                    "noise_floor": 1e-9,
-                    "intervention": "position",
-                    "position": position,
-                    "segment": segment,
-                    "delimiter": delimiter,
-                    "margin": recovery * gap - 1.0,
-                }
-            )
-    return pd.DataFrame(rows)
+    columns = zip(recoveries, segments, delimiters, strict=True)
+    cases = [
+        {"intervention": "position", "position": position, "recovery": r, "segment": segment, "delimiter": mark}
+        for position, (r, segment, mark) in enumerate(columns)
+    ]
+    return made_rows(cases, gaps=[2.0 + pair for pair in range(9)], base=-1.0)
 
 
 def shares_of(rows: pd.DataFrame) -> dict[str, Effect]:
@@ -134,7 +114,7 @@ def shares_of(rows: pd.DataFrame) -> dict[str, Effect]:
 @given(recoveries=st.lists(st.floats(-0.3, 0.9), min_size=4, max_size=4).filter(lambda r: max(r) > 0.01))
 def test_shares_are_of_the_positive_part_and_densities_are_per_token(recoveries: list[float]) -> None:
     segments, delimiters = ["field", "policy", "policy", "task"], [False, False, True, False]
-    shares = shares_of(made_rows(recoveries, segments, delimiters))
+    shares = shares_of(single_rows(recoveries, segments, delimiters))
     positive = [max(recovery, 0.0) for recovery in recoveries]
     total = sum(positive)
     assert shares["mass.policy"].estimate == pytest.approx((positive[1] + positive[2]) / total, abs=1e-6)
@@ -145,7 +125,7 @@ def test_shares_are_of_the_positive_part_and_densities_are_per_token(recoveries:
 
 
 def test_a_pair_without_any_recovery_is_excluded_and_told() -> None:
-    rows = made_rows([0.2, 0.2], ["field", "policy"], [False, True])
+    rows = single_rows([0.2, 0.2], ["field", "policy"], [False, True])
     rows.loc[rows["pair"] == 0, "margin"] = -1.0
     assert shares_of(rows)["mass.field"].excluded == 1
     assert shares_of(rows)["mass.field"].n == 8
