@@ -163,7 +163,7 @@ READING = Reading(
             Curves(
                 _curves("speedup"),
                 "length",
-                "speed-up over a full prefill",
+                "speed-up over full prefill",
                 _AXIS,
                 2.5,
                 Scale(None, log=True),
@@ -175,7 +175,7 @@ READING = Reading(
             (f"{_STORED}_{{length}}", "speedup"),
             "length",
             "First token: splice (solid), from disk (dashed)",
-            "speed-up over a prefill",
+            "speed-up over full prefill",
             _AXIS,
             Scale(None, log=True),
             levels=(1.0, 5.0),
@@ -189,7 +189,7 @@ READING = Reading(
     may_lack={
         "*_[0-9]*.*": "Its eager attention holds the scores of all pairs of tokens: more than `score_bytes` at that "
         "length.",
-        "pays_off_*": "Composing took no less than a full prefill, so compiling never pays off.",
+        "pays_off_*": "Composing was no faster than a full prefill, so compiling never pays off.",
         "*.exponent*": "A chunk added no time at too many of the lengths.",
     },
 )

@@ -60,7 +60,7 @@ def exact_by_skeleton(panel: Panel, effect: Effect) -> pd.Series:
 def _bars(insertion: str, where: str) -> Bars:
     return Bars(
         {f"{insertion}.{arm}.exact_match": look for arm, look in _ARMS.items()},
-        f"right answers, facts {insertion}\n({where})",
+        f"correct answers, facts {insertion}\n({where})",
         2.4,
         levels=(1.0,),
         ylim=(-0.05, 1.08),
@@ -73,7 +73,7 @@ def _bars(insertion: str, where: str) -> Bars:
 READING = Reading(
     effects,
     FigureSpec(
-        "Facts compiled apart: is the asked one found?",
+        "Facts compiled separately: is the one asked for found?",
         tuple(_bars(insertion, where) for insertion, where in _PLACES.items()),
         main=EffectsByModel(
             {
@@ -82,7 +82,7 @@ READING = Reading(
                 for insertion in _PLACES
             },
             "Facts, early and late",
-            "right answers",
+            "correct answers",
             levels=(),
             limits=(0.0, 1.0),
             ylim=(-0.05, 1.08),

@@ -64,7 +64,7 @@ def _row(metric: str, ylabel: str, height: float, scale: Scale) -> Curves:
 READING = Reading(
     effects,
     FigureSpec(
-        "An image's KV put where it was not computed",
+        "An image's KV moved away from where it was computed",
         (
             _row("kl", "KL from a full prefill\n(nats)", 2.7, Scale(None, log=True)),
             _row("agreement", "same answer as\na full prefill", 2.3, Scale(ylim=(-0.04, 1.06))),

@@ -1,7 +1,7 @@
 """What the rows of `n_skills` mean: how composed prompts decide, by the number of their skills.
 
-With more skills a model may fail by itself: `full_prefill_N.accuracy` says so, and for an N at which it lies below
-`able` nothing else is told.
+With more skills the full prefill itself may fail. Where its accuracy, `full_prefill_N.accuracy`, lies below `able`,
+nothing else is reported for that N.
 
     arm_N.agreement, .accuracy, .kl, .cosine, ...   as `fidelity_effects`, with N skills
     arm_N.token_share, .flop_share   run for one prompt, over a full prefill's; compiling is not counted
@@ -44,12 +44,10 @@ def effects(sample: Sample, probe: NSkills) -> Iterator[Effect]:
         if float((prompts > 0).mean()) >= probe.able:
             able.append(count)
             yield from _with_count(part, probe.equivalence)
-    for arm, part in sample.by("arm"):
-        ends, within = (max(able, default=0), min(able, default=0)), ("scenario", "prompt")
+    for arm, part in sample.by("arm") if len(able) > 1 else ():
         for metric, column, unit in (("agreement", "agrees", "fraction"), ("kl", "kl", "nats")):
-            if len(able) > 1:
-                name = f"{arm}.most_less_fewest.{metric}"
-                yield from part.difference(name, column, "skills", *ends, within=within, unit=unit)
+            name, ends = f"{arm}.most_less_fewest.{metric}", (max(able), min(able))
+            yield from part.difference(name, column, "skills", *ends, within=("scenario", "prompt"), unit=unit)
     yield sample.noise()
 
 
@@ -72,10 +70,10 @@ def _row(metric: str, ylabel: str, levels: tuple[float, ...] = ()) -> Curves:
 READING = Reading(
     effects,
     FigureSpec(
-        "Several skills, each compiled alone",
+        "Several skills, each compiled separately",
         (
-            _row("agreement", "decides as the\nfull prefill", (0.5, 1.0)),
-            _row("accuracy", "right decisions", (0.5, 1.0)),
+            _row("agreement", "agreement with\nfull prefill", (0.5, 1.0)),
+            _row("accuracy", "accuracy", (0.5, 1.0)),
             _row("cosine", "cosine of logits"),
             _row("token_share", "tokens run (share\nof a full prefill)"),
         ),
@@ -83,8 +81,8 @@ READING = Reading(
             ("splice_neutral_{skills}", "agreement"),
             (f"{REMOVED}_{{skills}}", "agreement"),
             "skills",
-            "N skills spliced (solid), asked one removed (dashed)",
-            "decides as a prefill",
+            "N skills spliced (solid), deciding one removed (dashed)",
+            "agreement with prefill",
             _AXIS,
             _SHARE,
         ),
@@ -94,7 +92,7 @@ READING = Reading(
         f"splice_none_{count}.cosine": PaperEntry("n_skills", f"N{count}", "logit_cosine") for count in (1, 2, 3, 4)
     },
     may_lack={
-        "*_[0-9]*.*": "Its own full prefill decides too few of the prompts with that many skills rightly.",
-        "*.most_less_fewest.*": "Its own full prefill is able with one number of skills only.",
+        "*_[0-9]*.*": "Its full prefill decides too few prompts with that many skills correctly.",
+        "*.most_less_fewest.*": "Its full prefill is accurate enough at one number of skills only.",
     },
 )

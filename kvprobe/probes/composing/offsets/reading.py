@@ -70,7 +70,7 @@ def _keys(metric: str, arm: str) -> Curve:
     return Curve("offset_{size}.keys", metric, **{**_LOOKS[arm], "label": ""})
 
 
-_RIGHT = Curve("offset_{size}.reference", "accuracy", "right decisions of the prefill", marker="", ls=":", shaded=False)
+_RIGHT = Curve("offset_{size}.reference", "accuracy", "accuracy of the prefill", marker="", ls=":", shaded=False)
 READING = Reading(
     effects,
     FigureSpec(
@@ -95,7 +95,7 @@ READING = Reading(
             Curves(
                 (*_arms("offset", "agreement"), _RIGHT),
                 "size",
-                "decides as the\nprefill there",
+                "agreement with\nprefill there",
                 _MOVED,
                 2.0,
                 Scale(ylim=(-0.05, 1.08)),
@@ -109,7 +109,7 @@ READING = Reading(
             ("offset_{size}.no_rotation", "agreement"),
             "size",
             "Chunks moved far",
-            "decides as the prefill there",
+            "agreement with prefill there",
             "positions moved (dashed: not rotated)",
             Scale(ylim=(-0.05, 1.08)),
             levels=(0.5,),

@@ -105,7 +105,7 @@ def _row(metric: str, ylabel: str, scale: Scale) -> Curves:
 READING = Reading(
     effects,
     FigureSpec(
-        "What a chunk is compiled behind, and how much of its seam is run again",
+        "What a chunk is compiled behind, and how much of its seam is recomputed",
         (
             _row("margin_error", "error of the margin\n(logits)", Scale((1e-4, 10.0), log=True)),
             _row("cosine", "1 - cosine of logits", Scale((1e-6, 1.0), log=True, complement=True)),
@@ -137,5 +137,5 @@ READING = Reading(
         f"none.seam_{size}.cosine": PaperEntry("seam_repair", f"recompute_first_{size}", "logit_cosine")
         for size in (0, 2, 4, 8, 16, 32)
     },
-    may_lack={"*bos*": "The tokenizer has no token for the beginning of a text.", **KAPPA_MAY_LACK},
+    may_lack={"*bos*": "The tokenizer has no beginning-of-text token.", **KAPPA_MAY_LACK},
 )

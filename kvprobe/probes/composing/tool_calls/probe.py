@@ -46,7 +46,7 @@ class ToolCallsProbe(Probe):
         ("none", "neutral", "real"), min_length=1, description="what the definitions are compiled behind"
     )
     seam: int = Field(8, ge=1, description="first tokens of the definitions that the seam arms run")
-    limit: int = Field(96, ge=1, description="most tokens of a call; a longer one is censored")
+    limit: int = Field(96, ge=1, description="maximum tokens of a call; longer ones are censored")
 
     def arms(self) -> list[ReuseArm]:
         """All arms, the floors last."""

@@ -79,9 +79,9 @@ READING = Reading(
     FigureSpec(
         "Tool definitions compiled behind nothing, a neutral line, the real prompt",
         (
-            _bars("accuracy", "right calls\n(name and arguments)"),
-            _bars("name_right", "right names"),
-            _bars("agreement", "the full prefill's call"),
+            _bars("accuracy", "correct calls\n(name and arguments)"),
+            _bars("name_right", "correct names"),
+            _bars("agreement", "agreement with\nfull prefill"),
         ),
         main=EffectsByModel(
             {
@@ -92,7 +92,7 @@ READING = Reading(
                 f"{WRONG}.accuracy": "other\ntools",
             },
             "Tool calls, name and arguments",
-            "right calls",
+            "correct calls",
             levels=(),
             limits=(0.0, 1.0),
             ylim=(-0.05, 1.08),
@@ -104,5 +104,5 @@ READING = Reading(
         "splice_none.accuracy": PaperEntry("tool_calling", "transplant", "function_call_accuracy"),
         "splice_none.same_name": PaperEntry("tool_calling", "transplant_vs_full", "agreement"),
     },
-    may_lack={"*.kappa": "All calls are to the same tool.", f"{WRONG}.*": "No prompt beside has other definitions."},
+    may_lack={"*.kappa": "All calls are to the same tool.", f"{WRONG}.*": "No other prompt has different definitions."},
 )

@@ -101,16 +101,16 @@ def _row(metric: str, xlabel: str, xlim: tuple[float, float], **axis: Any) -> Ra
 READING = Reading(
     effects,
     FigureSpec(
-        "Does a prompt composed from a compiled rule decide as its full prefill?",
+        "Does a prompt composed from a compiled rule decide like its full prefill?",
         (
-            _row("agreement", "decides as the full prefill", (-0.04, 1.04), levels=(0.5,)),
-            _row("kl", "divergence from it (nats)", (1e-5, 20.0), log=True),
-            _row("cosine", "cosine of logits with it", (0.7, 1.01)),
+            _row("agreement", "agreement with full prefill", (-0.04, 1.04), levels=(0.5,)),
+            _row("kl", "KL from full prefill (nats)", (1e-5, 20.0), log=True),
+            _row("cosine", "cosine of logits", (0.7, 1.01)),
         ),
         main=AgreementByLayout(
             {f"{layout}.{arm}.agreement": _ARMS[arm] for layout in CONDITIONS for arm in _MAIN},
             "Composed decisions",
-            "decides as the full prefill",
+            "agreement with full prefill",
             ylim=(-0.05, 1.2),
             label_size=6.5,
         ),
@@ -123,8 +123,8 @@ READING = Reading(
         "self_contained.no_rotation.cosine": PaperEntry("transplant_domains", "all8/no_rotation", "mean_logit_cosine"),
     },
     may_lack={
-        "*.splice_bos.*": "The tokenizer has no token for the beginning of a text.",
-        "*.relative.*": "No other prompt of that slot has another length before the rule.",
+        "*.splice_bos.*": "The tokenizer has no beginning-of-text token.",
+        "*.relative.*": "No other prompt with that slot has a different number of tokens before the rule.",
         "self_contained.*": "No prompt of the task has the rule before the field.",
         "coupled.*": "No prompt of the task has the field before the rule.",
         "coupling.*": "The task has only one of self-contained and coupled rules.",
