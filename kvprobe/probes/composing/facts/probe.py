@@ -1,9 +1,9 @@
 """Facts spliced early or late in a prompt (protocol 6.5, critique CO1, CO6): is the one asked for still found?
 
-A list of facts is compiled apart and spliced right after the opening line (early) or right before the question (late).
-Both prompts of a pair are decided by one full prefill and by composing the very same tokens. A greedy answer is right
-when it is the one word that goes with the value asked for, out of the whole vocabulary; agreement compares answers, right
-or wrong.
+A list of facts is compiled separately and spliced right after the opening line (early) or right before the question
+(late). Both prompts of a pair are decided by one full prefill and by composing the very same tokens. A greedy answer is
+right when it is the one word that goes with the value asked for, out of the whole vocabulary; agreement compares
+answers, right or wrong.
 
     splice_none, splice_neutral   the list compiled behind nothing (the paper's way) and behind a neutral line
     seam_N                        as splice_none, its first N tokens run in place

@@ -67,7 +67,7 @@ class Order:
 class NSkills(Probe):
     """Decisions of prompts composed from several skills against full prefills, by the number of skills."""
 
-    able: float = Field(0.9, ge=0, le=1, description="least accuracy of the full prefill for effects of an N to be told")
+    able: float = Field(0.9, ge=0, le=1, description="least accuracy of the full prefill at an N that is reported")
     equivalence: float = Field(0.1, gt=0, description="share of the mean margin that counts as no difference")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
