@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Doses:
         xlabel: of every axes.
         metric: of all curves.
         marker: of all curves.
-        ceiling: name of an effect drawn as a line, and its colour.
+        ceilings: names of effects drawn as level lines, each with its label, its colour and its style.
         ticks_of: the condition whose sizes a logarithmic axis has as ticks; `None` for a linear axis.
         whole_ticks_of: the condition whose sizes, about six of them, a linear axis has as ticks: for layers.
         levels: heights of dashed reference lines.
@@ -70,7 +70,7 @@ class Doses:
     xlabel: str = "patched positions"
     metric: str = "recovery"
     marker: str = "o"
-    ceiling: tuple[str, str] | None = None
+    ceilings: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     ticks_of: str | None = None
     whole_ticks_of: str | None = None
     levels: tuple[float, ...] = (0.0, 1.0)
@@ -83,8 +83,9 @@ class Doses:
         for (curve, (label, color)), shift in zip(self.curves.items(), self._shifts(panel), strict=True):
             look = {"color": color, "label": label, "marker": self.marker, "ls": _line(curve)}
             draw_dose(axes, panel, curve, self.metric, shift=shift, **look)
-        if self.ceiling and self.ceiling[0] in panel.effects:
-            axes.axhline(panel.effects[self.ceiling[0]].estimate, color=self.ceiling[1], lw=1.3, zorder=2)
+        for name, (_, color, style) in self.ceilings.items():
+            if name in panel.effects:
+                axes.axhline(panel.effects[name].estimate, color=color, ls=style, lw=1.3, zorder=2)
         if self.ticks_of:
             dose_axis(axes, list(panel.curve(self.ticks_of, self.metric)), self.xlabel)
         else:
@@ -95,10 +96,14 @@ class Doses:
 
     def handles(self, panels: Sequence[Panel]) -> list[Any]:
         """Legend handles."""
+        from matplotlib.lines import Line2D
+
         key = dose_key(dict(self.curves.values()), marker=self.marker, paper=any(panel.paper for panel in panels))
         for handle, curve in zip(key, self.curves, strict=False):
             handle.set_linestyle(_line(curve))
-        return key
+        return key + [
+            Line2D([], [], color=color, ls=style, lw=1.3, label=label) for label, color, style in self.ceilings.values()
+        ]
 
     def sizes(self, panel: Panel) -> list[float]:
         """Those of all curves of one model, in rising order."""

@@ -1,4 +1,4 @@
-"""Chains of thought from many prompts, and the decision behind each."""
+"""Chains of thought from many prompts, and the decision after each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Chain:
     Attributes:
         logits: `[vocab]` after the answer cue.
         length: tokens of the chain, the cue included.
-        finished: whether the model itself wrote the cue; otherwise it was put behind the chain.
+        finished: whether the model itself wrote the cue; otherwise it was appended.
     """
 
     logits: Tensor
@@ -54,7 +54,7 @@ def finish_chains(subject: Subject, prompts: Sequence[Prompt], *, limit: int, ba
 def write_greedily(
     subject: Subject, prompts: Sequence[Prompt], *, limit: int, batch_size: int | None = None
 ) -> list[Generation]:
-    """What the model writes behind each prompt up to the answer cue, its end of text or the limit.
+    """What the model writes after each prompt, up to the answer cue, its end of text or the limit.
 
     Arguments as in `finish_chains`; without a `batch_size` all prompts of equal length run together.
     """

@@ -52,18 +52,18 @@ def residuals(
 def channel_spread(states: NDArray[np.float64]) -> NDArray[np.float64]:
     """Standard deviation of each channel of `[row, hidden]`; infinite where it is of the size of rounding.
 
-    Divided by it, a channel that varies by rounding alone becomes 0 and is not blown up to size.
+    Dividing by it sets a channel that varies by rounding alone to 0 instead of inflating it.
     """
     spread = states.std(axis=0)
     return np.where(spread > 1e-6 * np.abs(states).max(), spread, np.inf)
 
 
 def predictions(features: Array, targets: NDArray[np.bool_], train: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """What linear probes trained on some rows say of all rows.
+    """Predictions for all rows by linear probes trained on some of them.
 
-    Ridge classification of activations standardised by the training rows: a linear probe as logistic regression is one,
+    Ridge classification of activations standardised by the training rows: a linear probe like logistic regression,
     solved in closed form and for many targets at once. The penalty is the number of channels, so that its weight does
-    not depend on how wide the model is.
+    not depend on the width of the model.
 
     Args:
         features: `[row, hidden]`.
@@ -79,7 +79,7 @@ def predictions(features: Array, targets: NDArray[np.bool_], train: NDArray[np.i
 
 
 def cross_predictions(features: Array, targets: NDArray[np.bool_], splits: Sequence[Fold]) -> NDArray[np.bool_]:
-    """`[row, target]` what probes say of rows that they were not trained on."""
+    """`[row, target]` predictions for rows that the probes were not trained on."""
     said = np.zeros_like(targets)
     for train, test in splits:
         said[test] = predictions(features, targets, train)[test]
@@ -89,18 +89,18 @@ def cross_predictions(features: Array, targets: NDArray[np.bool_], splits: Seque
 def trained_on(common: Sequence[Mapping[str, float]]) -> list[bool]:
     """For each pair whether probes are trained on it: where the model itself flips the decision.
 
-    All are where less than half are flipped; no such model passes the inclusion gate, which will say so.
+    Where fewer than half are flipped, all pairs are used; such a model fails the inclusion gate, which reports it.
     """
     flipped = [pair["m_base"] < 0 < pair["m_donor"] for pair in common]
     return flipped if 2 * sum(flipped) >= len(flipped) else [True] * len(flipped)
 
 
 def prompt_splits(pairs: Sequence[Pair], split: Split, count: int, seed: int, usable: Sequence[bool]) -> list[Fold]:
-    """Which prompts a probe is trained and which it is tested on; each prompt is tested once.
+    """Which prompts a probe is trained on and which it is tested on; each prompt is tested once.
 
     pair         other pairs, the same skeletons: the paper's folds, which leave a scenario's words in training
     skeleton     other skeletons
-    vocabulary   other skeletons, and none that shares a value, an action, a field's name or an entity with them
+    vocabulary   other skeletons, and none that shares a value, an action, a field name or an entity with them
     wording      other skeletons in other wordings of the rule
     field        the pairs' other prompts, which have the same words but the other value in the field: a probe that
                  has learned the words of the rule is wrong in all of them
@@ -145,7 +145,7 @@ def _pair_splits(pairs: Sequence[Pair], split: Split, count: int, seed: int) -> 
 
 
 def _families(pairs: Sequence[Pair]) -> list[str]:
-    """For each pair a label of all skeletons that its own is linked to by words they share."""
+    """For each pair, the label of the group of skeletons that shared words link."""
     names = list(dict.fromkeys(pair.scenario.skeleton for pair in pairs))
     words: list[set[Any]] = [set() for _ in names]
     for pair in pairs:

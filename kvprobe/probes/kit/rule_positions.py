@@ -1,8 +1,8 @@
-"""Landmarks of a gated prompt, read from its tokens: where the rule's cases stand, and which of them fires.
+"""Positions in the rule of a gated prompt, read from its tokens: where the rule's cases stand, and which of them fires.
 
-The conclusion of a gated prompt is the case of its rule that fires. Said as *the first case fires* it means the same in
-every skeleton whatever the words are, and it is the exclusive or of the field's value and of the order of the cases: a
-pair's two prompts have the same rule and opposite conclusions, so neither the rule alone nor the field alone tells it.
+The conclusion of a gated prompt is the case of its rule that fires. Stated as *the first case fires*, it means the same
+in every skeleton, whatever the words, and is the exclusive or of the field's value and the order of the cases: a pair's
+two prompts have the same rule and opposite conclusions, so neither the rule alone nor the field alone determines it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def place_positions(pair: Pair, places: Sequence[Place]) -> list[int]:
 
 
 def labels(pair: Pair, target: Target) -> tuple[bool, bool]:
-    """What a probe is to tell of the base and of the donor prompt; always opposite, so chance is exactly one half.
+    """What a probe is to predict for the base and the donor prompt; always opposite, so chance is exactly one half.
 
     conclusion   the rule's first case fires: field x case order
     option       the task's first option is right: field x polarity x option order, known from the task on only

@@ -1,8 +1,8 @@
-"""The residual stream's change at one position, taken apart: by layer, attention or MLP, and source position.
+"""The change of the residual stream at one position, decomposed by layer, attention or MLP, and source position.
 
 A residual stream is what entered it plus what every layer's attention and MLP added, so the difference between two
-prompts is the sum of the differences. In models with norms behind attention and MLP (Gemma-2) what is added is their
-output after that norm, and so it is read there. The sum is checked, not believed.
+prompts is the sum of the differences. In models with norms after attention and MLP (Gemma-2), what is added is their
+output after that norm, so it is read there. The sum is checked, not assumed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.components import Components
 from kvprobe.errors import NumericsError
 
-# Of the residual stream's norm: what rounding may leave between a sum and its parts.
+# Rounding error allowed between a sum and its parts, relative to the norm of the residual stream.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 _HALF_TOLERANCE = 5e-2
 
@@ -30,7 +30,7 @@ class Parts:
         stream: after each layer `[layer, hidden]`.
         attention: what each layer's attention adds `[layer, hidden]`.
         mlp: what each layer's MLP adds `[layer, hidden]`.
-        before_norm: attention before the norm behind it, if there is one `[layer, hidden]`.
+        before_norm: attention before the norm that follows it, if any `[layer, hidden]`.
         pattern: attention weights `[layer, head, key]`, the position itself the last key.
         values: values of the keys `[layer, kv_head, key, head_dim]`.
     """
@@ -89,14 +89,14 @@ def read_parts(made: Components, layers: int, token_ids: tuple[int, ...], cache:
 
 
 def change_of(made: Components, base: Parts, donor: Parts, last: int, dtype: torch.dtype) -> Change:
-    """The difference `donor - base`, taken apart.
+    """The difference `donor - base`, decomposed.
 
     Args:
         made: components of the model.
         base: parts of one prompt.
         donor: parts of the other at the same position.
         last: the layer after which the change is read.
-        dtype: the model's, which says how exact a sum can be.
+        dtype: the model's, which sets how exact a sum can be.
 
     Raises:
         NumericsError: the parts do not add up to the whole.

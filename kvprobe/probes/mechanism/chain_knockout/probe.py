@@ -138,7 +138,7 @@ class ChainKnockout(Probe):
             "mask_both": downstream + written,
             "mask_random": drawn,
         }
-        # A sliding window may have lost sight of all of a set, and then hiding it rightly changes nothing.
+        # A set may lie outside the sliding window; then hiding it changes nothing, as it should.
         return {arm: (AttentionKnockout(decision, positions, no_op=True),) for arm, positions in keys.items()}
 
     def _generator(self, index: int) -> np.random.Generator:

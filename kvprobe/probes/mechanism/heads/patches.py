@@ -1,4 +1,4 @@
-"""What one pair tells of every attention head: where notes are read (the decision) and where they are written.
+"""What one pair shows about every attention head: where notes are read (the decision) and where they are written.
 
 A head's output is its context vector, `hook_z`: the slice of the output projection's input that belongs to a query
 head (protocol 4.1). Key-value heads, which several query heads share, are patched in the cache.
@@ -32,7 +32,7 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class HeadReading:
-    """What one pair tells of every head, kept until all pairs are through.
+    """What one pair shows about every head, kept until all pairs are measured.
 
     Attributes:
         base: outputs at the decision in the base prompt `[layer, head, head_dim]`.

@@ -5,12 +5,11 @@ The two are kept apart, since a margin may move far without the decision turning
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from kvprobe.figures.by_model import DosesByModel
-from kvprobe.figures.doses import Doses, dose_key
-from kvprobe.figures.panel import Panel, PaperEntry
+from kvprobe.figures.doses import Doses
+from kvprobe.figures.panel import PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
@@ -44,14 +43,8 @@ def effects(sample: Sample, _: Injection) -> Iterator[Effect]:
 
 def doses(metric: str, ylabel: str, xlabel: str) -> Doses:
     """One metric over the number of injected positions, with its value for all notes as a line."""
-    ceiling = (f"{ALL}.{metric}", COLORS["vermilion"])
-    return Doses(_SELECTIONS, ylabel, 2.2, xlabel, metric, ceiling=ceiling, ticks_of="held_out_{size}")
-
-
-def key(panels: Sequence[Panel]) -> list[Any]:
-    """Legend handles."""
-    curves = {"all notes": COLORS["vermilion"], **dict(_SELECTIONS.values())}
-    return dose_key(curves, paper=any(panel.paper for panel in panels))
+    ceilings = {f"{ALL}.{metric}": ("all notes", COLORS["vermilion"], "-")}
+    return Doses(_SELECTIONS, ylabel, 2.2, xlabel, metric, ceilings=ceilings, ticks_of="held_out_{size}")
 
 
 READING = Reading(
@@ -69,7 +62,6 @@ READING = Reading(
             xlabel="injected positions",
             ylabel="share",
         ),
-        key=key,
         key_columns=3,
     ),
     paper={

@@ -1,8 +1,8 @@
-"""Which features of an SAE tell a conclusion: chosen by AUC, judged against permuted labels, matched with others.
+"""Which features of an SAE predict a conclusion: chosen by AUC, judged against permuted labels, matched with others.
 
-A unit is a feature at one place of the prompt: the same feature may say one thing at the first note and its opposite at
-the second. Arrays hold prompts as `[pair, prompt]`, the base being prompt 0 and the donor prompt 1, whose conclusions
-are opposite.
+A unit is a feature at one place of the prompt: the same feature may mean one thing at the first note and its opposite
+at the second. Arrays hold prompts as `[pair, prompt]`, the base being prompt 0 and the donor prompt 1, whose
+conclusions are opposite.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NEAREST = 5
 
 @dataclass(frozen=True, eq=False)
 class FeatureChoice:
-    """What some pairs say of the units.
+    """What some pairs show about the units.
 
     Attributes:
-        ranked: active units, the one that tells the conclusion best first.
+        ranked: active units, the one that predicts the conclusion best first.
         auc: `[unit]` of the activation for the conclusion; one half for units that are not active.
         means: `[conclusion, unit]` mean activation under either conclusion: the targets of the clamps.
         null: `[permutation]` largest distance of an active unit's AUC from one half when pairs' labels are permuted.

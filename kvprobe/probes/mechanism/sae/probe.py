@@ -1,12 +1,12 @@
 """SAE (protocol 4.3): do a few features of a sparse autoencoder carry the note's conclusion?
 
 A TopK SAE is trained on the residual stream of training skeletons at the layer where their notes lie. On other
-skeletons its features are read at the notes' places, ranked by how well they tell the conclusion, and clamped to what
-they are under the other conclusion, in a prefill that goes on from there.
+skeletons its features are read at the notes' places, ranked by how well they predict the conclusion, and clamped to
+their values under the other conclusion, in a prefill that continues from there.
 
     held_out_k    the k best features as chosen on other skeletons, clamped to their mean under the donor's conclusion
     in_sample_k   the k best as chosen on all skeletons, as the paper does
-    matched_k     for each of them another active feature of like mean activation, moved by the same step
+    matched_k     for each of them another active feature of similar mean activation, moved by the same step
     dictionary_k  k random entries of the dictionary driven to the best one's target: the paper's control, mostly dead
     features      all features as they are in the donor
     error_term    what the SAE does not reconstruct as it is in the donor
@@ -15,43 +15,34 @@ they are under the other conclusion, in a prefill that goes on from there.
     necessity_k   in the donor prompt, the k best of `held_out_k` clamped to their mean under the base's conclusion
 
 The **conclusion** cannot be an action, since every skeleton has its own. It is whether the first case of the rule
-fires: opposite in a pair's two prompts, the same question in every skeleton, known where the notes are written (which
-option of the task is right is not: the options come later), and told by neither the field alone nor the rule alone.
+fires: opposite in a pair's two prompts, the same question in every skeleton, known where the notes are written (unlike
+which option of the task is right: the options come later), and determined by neither the field alone nor the rule
+alone.
 
-Other than in the paper (critique CI6), the SAE never sees a skeleton it is evaluated on, what it leaves unexplained is
-measured there, features are chosen by cross-fitting over skeletons against permuted labels, the error term is kept, and
-controls are active. For every active feature the table of decoding against cause sets its AUC beside the recovery by
-its clamp alone.
+Unlike in the paper (critique CI6), the SAE never sees a skeleton it is evaluated on, the variance it leaves unexplained
+is measured on evaluation prompts, features are chosen by cross-fitting over skeletons against permuted labels, the
+error term is kept, and controls are active. For every active feature, the table of decoding against cause pairs its AUC
+with the recovery by its clamp alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from kvprobe.engine.components import ActivationEdit, add, components
-from kvprobe.engine.forward import prefill
-from kvprobe.engine.readout import Readout, read_rows
+from kvprobe.engine.readout import Readout
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.cross_fitting import folds
 from kvprobe.probes.kit.decisions import decision_row
 from kvprobe.probes.kit.training_pairs import training_pairs
-from kvprobe.probes.mechanism.sae.features import FeatureChoice, Floats, choose_features, matched_units, stepped
-from kvprobe.probes.mechanism.sae.notes import (
-    Instrument,
-    Notes,
-    clamp,
-    read_notes,
-    reconstruction_rows,
-    with_error_term,
-)
+from kvprobe.probes.mechanism.sae.features import FeatureChoice, choose_features
+from kvprobe.probes.mechanism.sae.notes import Instrument, Notes, read_notes, reconstruction_rows
 from kvprobe.probes.mechanism.sae.site import find_site
+from kvprobe.probes.mechanism.sae.sweeps import Intervention, Selection, away_from_donor, decisions, towards_donor
 from kvprobe.probes.mechanism.sae.training import SAESettings, trained_sae
 from kvprobe.tasks.pairs import Pair
 
@@ -60,24 +51,6 @@ if TYPE_CHECKING:
 
 STRONG = 0.45
 """A feature is strong when its AUC is so far from one half."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Selection:
-    """Features chosen without a pair's skeleton, and on all skeletons."""
-
-    fold: int
-    held_out: FeatureChoice
-    in_sample: FeatureChoice
-
-
-@dataclass(frozen=True, eq=False)
-class _Intervention:
-    """One row of a sweep: what is added to the residual stream `[place, hidden]`, and what the row is called."""
-
-    name: str
-    delta: Tensor
-    columns: Mapping[str, Any]
 
 
 @PROBES.register("sae")
@@ -117,26 +90,33 @@ class SparseAutoencoder(Probe):
         causes = self._cause_pairs(pairs)
         rows: list[Measurement] = []
         for number, (pair, note, selection) in enumerate(zip(pairs, notes, selections, strict=True)):
-            generator = np.random.Generator(np.random.PCG64([self.seed, number]))
-            base_sweep = self._interventions(instrument.sae, note, selection, generator, single=number in causes)
-            donor_sweep = self._necessity(instrument.sae, note, selection)
-            base, *edited = self._run(instrument, pair, note, 0, base_sweep)
-            donor, *undone = self._run(instrument, pair, note, 1, donor_sweep)
+            base_sweep = towards_donor(
+                instrument.sae,
+                note,
+                selection,
+                sizes=self.sizes,
+                draws=self.draws,
+                generator=np.random.Generator(np.random.PCG64([self.seed, number])),
+                single=number in causes,
+            )
+            donor_sweep = away_from_donor(instrument.sae, note, selection.held_out, self.sizes)
+            base, *edited = decisions(instrument, pair, note, 0, base_sweep, batch_size=self.batch_size)
+            donor, *undone = decisions(instrument, pair, note, 1, donor_sweep, batch_size=self.batch_size)
             common = _common(note, base, donor)
-            measured = [reconstructions[number], *_decoding_rows(note, selection, len(note.places))]
+            measured = [reconstructions[number], *_decoding_rows(note, selection)]
             measured += _rows(base_sweep, base, edited) + _rows(donor_sweep, donor, undone)
             rows += [{"pair": number, "layer": instrument.site.layer, **common, **row} for row in measured]
             progress(number + 1, len(pairs))
         return rows
 
     def _instrument(self, subject: Subject, pairs: Sequence[Pair]) -> Instrument:
-        """Where to ask, and the SAE to ask with; both from training skeletons alone."""
+        """The site to read and the SAE to read it with, both from training skeletons alone."""
         training = training_pairs(subject, self.training_task, self.training_pairs, self.seed, like=pairs)
         site = find_site(subject, training[: self.site_pairs], self.places)
         prompts = [prompt.token_ids for pair in training for prompt in (pair.base, pair.donor)]
         return Instrument(subject, site, trained_sae(subject, site.hook, prompts, self.sae))
 
-    def _select(self, pairs: Sequence[Pair], notes: Sequence[Notes]) -> list[_Selection]:
+    def _select(self, pairs: Sequence[Pair], notes: Sequence[Notes]) -> list[Selection]:
         activations = np.stack([note.activations for note in notes])
         conclusions = np.array([note.conclusions for note in notes])
 
@@ -147,7 +127,7 @@ class SparseAutoencoder(Probe):
         in_sample = choose(list(range(len(pairs))))
         splits = folds([pair.scenario.skeleton for pair in pairs], self.folds, self.seed)
         of_pair = {
-            pair: _Selection(fold, choice, in_sample)
+            pair: Selection(fold, choice, in_sample)
             for fold, (selection, evaluation) in enumerate(splits)
             for choice in [choose(selection)]
             for pair in evaluation
@@ -158,104 +138,21 @@ class SparseAutoencoder(Probe):
         first = {pair.scenario.skeleton: number for number, pair in reversed(list(enumerate(pairs)))}
         return set(sorted(first.values())[: self.cause_pairs])
 
-    def _interventions(
-        self, sae: Any, note: Notes, selection: _Selection, generator: np.random.Generator, *, single: bool
-    ) -> list[_Intervention]:
-        """All interventions on the base prompt, toward the donor's conclusion."""
-        own, donors = note.activations
-        goal = int(note.conclusions[1])
-        aims: list[tuple[str, Floats, dict[str, Any]]] = [("self_clamp", own, {}), ("features", donors, {})]
-        for size in self.sizes:
-            for name in ("held_out", "in_sample"):
-                choice: FeatureChoice = getattr(selection, name)
-                aims.append((f"{name}_{size}", _clamped(own, choice, size, goal), {"units": len(choice.ranked[:size])}))
-            aims += self._controls(own, selection.held_out, size, goal, generator)
-        if single:
-            aims += [self._single(own, selection, unit, goal) for unit in selection.in_sample.ranked]
-        deltas = clamp(sae, note, 0, [target for _, target, _ in aims])
-        interventions = [
-            _Intervention(name, delta, columns) for (name, _, columns), delta in zip(aims, deltas, strict=True)
-        ]
-        full = note.residuals[1] - note.residuals[0]
-        error = full - deltas[1]
-        return [_Intervention("full", full, {}), _Intervention("error_term", error, {}), *interventions]
 
-    def _controls(
-        self, own: Floats, choice: FeatureChoice, size: int, goal: int, generator: np.random.Generator
-    ) -> list[tuple[str, Floats, dict[str, Any]]]:
-        """Matched active units moved by the chosen ones' steps, and the paper's random entries of the dictionary."""
-        entries = generator.choice(len(own), min(size, len(own)), replace=False)
-        dictionary = own.copy()
-        dictionary[entries] = choice.means[goal, choice.ranked[0]]
-        controls: list[tuple[str, Floats, dict[str, Any]]] = [
-            (f"dictionary_{size}", dictionary, {"units": len(entries)})
-        ]
-        for draw in range(self.draws):
-            matched = matched_units(choice, size, self.places, generator)
-            steps = [(control, choice.means[goal, unit] - own[unit]) for unit, control in matched]
-            controls.append((f"matched_{size}", stepped(own, steps), {"draw": draw, "units": len(matched)}))
-        return controls
-
-    def _single(self, own: Floats, selection: _Selection, unit: int, goal: int) -> tuple[str, Floats, dict[str, Any]]:
-        step = float(selection.held_out.means[goal, unit] - own[unit])
-        place, feature = divmod(unit, len(own) // self.places)
-        auc = float(selection.in_sample.auc[unit])
-        columns = {"measurement": "feature", "place": place, "feature": feature, "auc": auc, "step": step}
-        return "single", stepped(own, [(unit, step)]), columns
-
-    def _necessity(self, sae: Any, note: Notes, selection: _Selection) -> list[_Intervention]:
-        """Interventions on the donor prompt, toward the base's conclusion."""
-        choice, own, goal = selection.held_out, note.activations[1], int(note.conclusions[0])
-        sizes = self.sizes
-        deltas = clamp(sae, note, 1, [_clamped(own, choice, size, goal) for size in sizes])
-        return [
-            _Intervention(f"necessity_{size}", delta, {"units": len(choice.ranked[:size])})
-            for size, delta in zip(sizes, deltas, strict=True)
-        ]
-
-    def _run(
-        self, instrument: Instrument, pair: Pair, note: Notes, prompt: int, sweep: list[_Intervention]
-    ) -> list[Readout]:
-        """The unedited decision of prompt 0 or 1 and those under the interventions, run on from the first place."""
-        ids = (pair.base, pair.donor)[prompt].token_ids
-        start = note.places[0]
-
-        def whole(activation: Tensor) -> Tensor:
-            return with_error_term(instrument.sae, activation)
-
-        edits = [
-            ActivationEdit(instrument.site.hook, whole if one.name == "self_clamp" else add(one.delta), note.places)
-            for one in sweep
-        ]
-        before = prefill(instrument.subject, ids[:start]).cache
-        logits = components(instrument.subject).run(
-            ids[start:], [[], *([edit] for edit in edits)], cache=before, batch_size=self.batch_size
-        )
-        return read_rows(logits, pair.base_answer_id, pair.donor_answer_id)
-
-
-def _clamped(own: Floats, choice: FeatureChoice, size: int, goal: int) -> Floats:
-    """Activations `[unit]` with the best units at their mean under conclusion `goal`."""
-    chosen = list(choice.ranked[:size])
-    target = own.copy()
-    target[chosen] = choice.means[goal, chosen]
-    return target
-
-
-def _rows(sweep: Sequence[_Intervention], unedited: Readout, readings: Sequence[Readout]) -> list[Measurement]:
+def _rows(sweep: Sequence[Intervention], unedited: Readout, readings: Sequence[Readout]) -> list[Measurement]:
     return [
         {**decision_row(one.name, unedited, reading, positions=len(one.delta)), **one.columns}
         for one, reading in zip(sweep, readings, strict=True)
     ]
 
 
-def _decoding_rows(note: Notes, selection: _Selection, places: int) -> list[Measurement]:
-    """The best unit of either choice in both prompts, its sign turned so that more of it speaks for the first case."""
+def _decoding_rows(note: Notes, selection: Selection) -> list[Measurement]:
+    """The best unit of either choice in both prompts, its sign turned so that more of it means the first case."""
     rows = []
     for name in ("held_out", "in_sample"):
         choice: FeatureChoice = getattr(selection, name)
         unit = choice.ranked[0]
-        place, feature = divmod(unit, note.activations.shape[1] // places)
+        place, feature = divmod(unit, note.activations.shape[1] // len(note.places))
         sign = 1.0 if choice.auc[unit] >= 0.5 else -1.0
         for prompt, conclusion in enumerate(note.conclusions):
             rows.append(

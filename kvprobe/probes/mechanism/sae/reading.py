@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from kvprobe.figures.by_model import DosesByModel
-from kvprobe.figures.doses import Doses, dose_key
+from kvprobe.figures.doses import Doses
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS, levels
@@ -185,37 +185,18 @@ class DecodingAgainstCause:
         return decoding_and_cause(panel.rows[panel.rows["measurement"] == "feature"]).reset_index()
 
 
-@dataclass(frozen=True)
-class _Clamps(Doses):
-    """Recovery by the number of clamped features, below what there is to recover."""
-
-    def draw(self, axes: Axes, panel: Panel) -> None:
-        levels(axes, 0.0, 1.0)
-        for name, (_, color, style) in _CEILINGS.items():
-            axes.axhline(panel.effects[name].estimate, color=color, ls=style, lw=1.3, zorder=2)
-        super().draw(axes, panel)
-
-    def handles(self, panels: Sequence[Panel]) -> list[Any]:
-        from matplotlib.lines import Line2D
-
-        curves = dose_key(dict(self.curves.values()), paper=any(p.paper for p in panels))
-        return curves + [
-            Line2D([], [], color=color, ls=style, lw=1.3, label=label) for label, color, style in _CEILINGS.values()
-        ]
-
-
 READING = Reading(
     effects,
     FigureSpec(
         "Do a few features of a sparse autoencoder carry the conclusion?",
         (
-            _Clamps(
+            Doses(
                 _CURVES,
                 "recovery of the new decision",
                 2.7,
                 "clamped features",
+                ceilings=_CEILINGS,
                 ticks_of="held_out_{size}",
-                levels=(),
             ),
             DecodingAgainstCause(),
         ),

@@ -1,9 +1,9 @@
-"""Where an SAE is asked: the places that hold the note and the layer at which it lies there.
+"""Where an SAE is read: the places that hold the note and the layer at which it lies there.
 
 Both are chosen on training skeletons, which no evaluation sees. Places are ranked as in the protocol (section 4), by
 the recovery of a patch of that one position's keys and values, and named by slots so that they are found again in other
 prompts. The layer is the one after which the donor's residual stream at these places recovers most: earlier the note is
-not written yet, later it has been read already.
+not written yet, later it has already been read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find_site(subject: Subject, pairs: Sequence[Pair], count: int) -> Site:
     """The places of notes and their layer, from pairs of training skeletons.
 
     Raises:
-        SampleError: the model decides none of the pairs rightly.
+        SampleError: the model decides none of the pairs correctly.
     """
     decided = []
     for pair in pairs:
@@ -64,7 +64,7 @@ def find_site(subject: Subject, pairs: Sequence[Pair], count: int) -> Site:
             decided.append((pair, slots(pair), single))
     if not decided:
         raise SampleError(
-            f"{subject.name} decides none of the {len(pairs)} training pairs rightly, so none stands out."
+            f"{subject.name} decides none of the {len(pairs)} training pairs correctly, so no place can be chosen."
         )
     score = slot_scores((places, single.shifts, single.gap) for _, places, single in decided)
     seen = {places[position] for _, places, single in decided for position in single.shifts}

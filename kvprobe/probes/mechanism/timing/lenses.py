@@ -1,4 +1,4 @@
-"""Lenses: what the model would say if it stopped after some block (protocol 2.2)."""
+"""Lenses: what the model would answer if it stopped after some block (protocol 2.2)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def lens_margins(subject: Subject, states: Array, answers: tuple[int, int]) -> NDArray[np.float64]:
     """Margins `[row]` (logits, second answer minus first) of residual streams `[row, hidden]` put where the top one is.
 
-    The model itself applies its final norm, its unembedding and its soft-capping, each once. What stands before the
-    top of the residual stream does not matter, so one token is run, without its prompt.
+    The model itself applies its final norm, its unembedding and its soft-capping, each once. Nothing below the top
+    of the residual stream matters, so one token is run, without its prompt.
     """
     top = residual_hooks(subject.layers)[-1]
     rows = [[ActivationEdit(top, set_to(torch.from_numpy(state)))] for state in states]
@@ -32,7 +32,7 @@ def lens_margins(subject: Subject, states: Array, answers: tuple[int, int]) -> N
 def tuned_lens(states: Array, penalty: float = 1.0) -> Sequence[Ridge]:
     """For each layer but the top an affine map from it to the top, by (ridge) least squares.
 
-    It is to a tuned lens (Belrose et al. 2023) what least squares are to training on the model's loss.
+    A tuned lens (Belrose et al. 2023), fitted by least squares instead of training on the model's loss.
 
     Args:
         states: `[token, layer, hidden]` of tokens of any kind.
@@ -42,6 +42,6 @@ def tuned_lens(states: Array, penalty: float = 1.0) -> Sequence[Ridge]:
 
 
 def through(lens: Sequence[Ridge], states: Array) -> Array:
-    """`[row, layer, hidden]` what each layer becomes at the top; the top itself stays as it is."""
+    """`[row, layer, hidden]` each layer mapped to the top; the top itself is unchanged."""
     below = [map_.predict(states[:, layer]) for layer, map_ in enumerate(lens)]
     return np.stack([*below, states[:, -1]], axis=1).astype(np.float32)
