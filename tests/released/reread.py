@@ -22,6 +22,7 @@ from kvprobe.probes.base import Probe
 from kvprobe.report.write import panels
 from kvprobe.runs.explain import figure_metadata
 from kvprobe.runs.preparation import make_probe
+from kvprobe.runs.readings import EffectsOfRows
 from kvprobe.runs.results import ModelResult, RunResult, find_runs, load_result
 from kvprobe.stats import Effect, Sample
 
@@ -53,11 +54,14 @@ def sample_of(result: RunResult, model: ModelResult) -> Sample:
 def differences(result: RunResult) -> Iterator[str]:
     """What the effects read again have that the stored ones have not, one line each."""
     for name, effects in read_again(result).items():
-        stored, made = ({e.name: e for e in some} for some in (result.models[name].effects, effects))
+        # Only what the summary holds: the others are read from the same rows by the same code.
+        stored, made = ({e.name: e for e in some} for some in (result.models[name].stored_effects, effects))
         for missing in stored.keys() - made.keys():
             yield f"{name}/{missing}: missing"
-        for new in made.keys() - stored.keys():
-            yield f"{name}/{new}: new"
+        kept = result.models[name].effects
+        left_out = kept.left_out if isinstance(kept, EffectsOfRows) else 0
+        if len(new := made.keys() - stored.keys()) != left_out:
+            yield f"{name}: {len(new)} effects that the summary has not, {left_out} left out of it: {sorted(new)[:3]}"
         for key in stored.keys() & made.keys():
             if told := _difference(stored[key], made[key]):
                 yield f"{name}/{key}: {told}"
