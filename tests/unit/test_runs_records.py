@@ -79,8 +79,10 @@ def test_a_result_is_read_as_it_was_written(
     file.write_bytes(json_bytes(result.to_record(light=light)))
     read = load_result(result.folder)
     assert read.verdicts == result.verdicts
+    # Effects whose rows are not told are read again from the run's rows, and here there are none.
+    stored = {name: replace(model, effects=model.stored_effects) for name, model in read.models.items()}
     if not light:
-        assert read == result
+        assert replace(read, models=stored) == result
     for name, model in result.models.items():
         claimed = {verdict.effect.name for verdict in result.verdicts if verdict.effect and verdict.model == name}
         kept = [effect for effect in model.effects if effect.name in claimed or not light]
