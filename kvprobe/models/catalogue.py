@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
-from kvprobe.errors import ConfigError, ModelSourceError, UnknownNameError
-from kvprobe.models.config import DtypeByDevice, ModelConfig, read_model_config
+from kvprobe.errors import ConfigError, KvprobeError, ModelSourceError, UnknownNameError
+from kvprobe.models.config import DtypeByDevice, ModelConfig, Tier, read_model_config
 from kvprobe.shipped import shipped_folder
 
 USER_FOLDER = Path("configs") / "models"
 """Looked for in the working directory: every YAML in it makes one more model known."""
 
 CARD = "card.json"
+
+
+_PAPER_MODELS = {
+    "qwen2": "qwen2.5-7b-instruct",
+    "qwen3": "qwen3-8b",
+    "llama": "llama-3.1-8b-instruct",
+    "gemma2": "gemma-2-9b-it",
+    "gemma3": "gemma-3-27b-it",
+    "gemma3_text": "gemma-3-27b-it",
+    "mistral": "mistral-7b-instruct-v0.3",
+    "qwen2_5_vl": "qwen2.5-vl-7b-instruct",
+    "qwen3_vl": "qwen3-vl-8b-instruct",
+}
 
 
 def organism_folder() -> Path:
@@ -75,6 +89,49 @@ def model_config(name_or_path: str) -> ModelConfig:
         half = DtypeByDevice(cpu="float32", cuda="bfloat16")
         return ModelConfig(name=name_or_path, tier="paper", source="hub", hub_id=name_or_path, dtype=half)
     raise UnknownNameError("model", name_or_path, [*organisms, *configs])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a model's results may say about the paper.
+
+    Args:
+        tier: see `ModelConfig`; `paper` for the paper's own models alone.
+        paper_model: the paper's model that it is or, for want of that, its main model of the same architecture.
+    """
+
+    tier: Tier = "local"
+    paper_model: str | None = None
+
+
+def standing(name_or_path: str) -> Standing:
+    """A model's tier and the paper's model beside it; a model that is not known here has neither."""
+    try:
+        config = model_config(name_or_path)
+    except KvprobeError:
+        return Standing()
+    if config.source == "organism":
+        # One that a user has trained is no pretrained model either.
+        return Standing("organism", config.paper_model or paper_model_of(config.architecture))
+    if config.tier == "paper":
+        return Standing("paper", config.name) if config.name in config_files() else _named_on_the_hub(config)
+    if config.tier == "micro":
+        return Standing("micro", config.paper_model)
+    return Standing(config.tier, config.paper_model or paper_model_of(config.architecture))
+
+
+def paper_model_of(architecture: str) -> str | None:
+    """The paper's main model of a Hugging Face `model_type`."""
+    return _PAPER_MODELS.get(architecture)
+
+
+def _named_on_the_hub(config: ModelConfig) -> Standing:
+    """A hub id is the paper's model where its YAML names it; any other is a pretrained model."""
+    for name, file in config_files().items():
+        named = read_model_config(file)
+        if named.hub_id == config.hub_id and named.tier == "paper":
+            return Standing("paper", name)
+    return Standing("local", config.paper_model)
 
 
 def _folder_config(path: Path) -> ModelConfig:

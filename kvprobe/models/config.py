@@ -79,6 +79,8 @@ class ModelConfig(BaseModel):
         source: registered name of the way its files are reached.
         architecture: Hugging Face `model_type`, as far as known before loading.
         description: one line for `kvprobe models list`.
+        paper_model: the paper's model whose values are set beside this one's; by default its main one of the same
+            architecture.
         licence: under which the weights may be used.
         sha256: of the weight file; of several files, see `kvprobe.models.files.sha256_of_all`.
         dtype: by device.
@@ -102,6 +104,7 @@ class ModelConfig(BaseModel):
     source: str
     architecture: str = ""
     description: str = ""
+    paper_model: str | None = None
     licence: str = ""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     dtype: DtypeByDevice = DtypeByDevice()

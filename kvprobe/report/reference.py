@@ -10,17 +10,8 @@ from importlib.resources import files
 import pandas as pd
 
 from kvprobe.figures.panel import PaperEntry
+from kvprobe.models.catalogue import paper_model_of
 
-# A model that is not the paper's own is set beside the paper's main model of the same architecture.
-_OF_ARCHITECTURE = {
-    "qwen3": "Qwen3-8B",
-    "llama": "Llama-3.1-8B",
-    "gemma2": "Gemma-2-9B",
-    "gemma3_text": "Gemma-3-27B",
-    "mistral": "Mistral-7B-v0.3",
-    "qwen2_5_vl": "Qwen2.5-VL-7B",
-    "qwen3_vl": "Qwen3-VL-8B",
-}
 _TUNED = re.compile(r"-(instruct|it|chat)\b")
 
 
@@ -39,7 +30,7 @@ def paper_model(name: str, architecture: str = "") -> str | None:
         architecture: its Hugging Face `model_type`.
     """
     known = {_plain(model): model for model in reference()["model"].dropna().unique()}
-    return known.get(_plain(name), _OF_ARCHITECTURE.get(architecture))
+    return known.get(_plain(name)) or known.get(_plain(paper_model_of(architecture) or ""))
 
 
 def paper_value(entry: PaperEntry, model: str) -> float | None:

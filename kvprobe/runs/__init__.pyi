@@ -1,4 +1,5 @@
 from .claims import Claim as Claim
+from .claims import ClaimKind as ClaimKind
 from .claims import Outcome as Outcome
 from .claims import Verdict as Verdict
 from .config import ExperimentConfig as ExperimentConfig

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from kvprobe.models.catalogue import standing
 from kvprobe.runs import events, provenance
 from kvprobe.runs.capacity import limited_threads, possible_jobs, threads_of_each
 from kvprobe.runs.claims import Verdict, adjust, judge, not_applicable
@@ -287,7 +288,7 @@ def _verdicts(plan: Plan, models: Sequence[ModelResult]) -> list[Verdict]:
     verdicts, config = [], plan.config
     for claim in config.claims:
         for model in models:
-            if claim.models and model.name not in claim.models:
+            if not claim.about(model.name, standing(model.name).paper_model):
                 continue
             if model.status is Status.MEASURED:
                 verdicts.append(judge(claim, model.name, model.effects, plan.probe.read_by().may_lack))

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvprobe.errors import ConfigError
+from kvprobe.models.catalogue import Standing, standing
 from kvprobe.runs.claims import Claim, Outcome, adjust, judge, not_applicable, parse_statement
 from kvprobe.stats import Effect, Label
 
@@ -159,3 +160,58 @@ def test_no_p_where_the_data_bound_nothing() -> None:
 def test_a_test_that_does_not_reject_contradicts_nothing(p: float, outcome: Outcome) -> None:
     effect = Effect(Label.of("x.p"), p, p, p, n=3, clusters=3, excluded=0, unit="p", method="exact", confidence=0.95)
     assert judge(Claim(id="c", statement="x.p < 0.05"), "m", [effect]).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        (
+            {"paper_values": {"llama-3.1-8b-instruct": 0.0}},
+            "the paper's own value 0 for llama-3.1-8b-instruct violates",
+        ),
+        ({"paper_value": -0.9}, "the paper's own value -0.9 violates"),
+        ({}, "needs the paper's value"),
+        ({"models": ["qwen3-note-taker"], "paper_values": {"llama-3.1-8b-instruct": 1.0}}, "needs the paper's value"),
+        ({"models": ["qwen3-note-taker"], "paper_values": {"qwen3-8b": 0.1}}, "value 0.1 for qwen3-8b violates"),
+    ],
+)
+def test_what_the_papers_own_number_violates_is_not_the_papers_claim(keys: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Claim(id="c", kind="paper", statement="x.y > 0.85", **keys)  # type: ignore[arg-type]
+
+
+def test_a_claim_that_names_its_models_may_quote_the_others() -> None:
+    quoted = {"qwen3-8b": 1.0, "llama-3.1-8b-instruct": 0.0}
+    for about in ("qwen3-8b", "qwen3-note-taker"):
+        claim = Claim(id="c", kind="paper", statement="x.y > 0.85", models=[about], paper_values=quoted)  # type: ignore[arg-type]
+        assert claim.about("qwen3-note-taker", "qwen3-8b")
+        assert not claim.about("llama-note-taker", "llama-3.1-8b-instruct")
+    assert Claim(id="c", kind="critique", statement="x.y > 0.85", paper_values=quoted).paper_values == quoted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen3-note-taker", Standing("organism", "qwen3-8b")),
+        ("qwen3-14b", Standing("paper", "qwen3-14b")),
+        ("Qwen/Qwen3-14B", Standing("paper", "qwen3-14b")),
+        ("smollm2-135m", Standing("pocket", "llama-3.1-8b-instruct")),
+        ("micro-reader", Standing("micro", None)),
+        ("someone/fine-tune", Standing("local", None)),
+        ("no such model", Standing("local", None)),
+    ],
+)
+def test_a_model_stands_beside_the_papers_of_its_architecture(name: str, expected: Standing) -> None:
+    assert standing(name) == expected
+    claim = Claim(id="c", statement="x.y > 0", paper_values={"qwen3-8b": 0.5, "qwen3-14b": 0.25})
+    own = {"qwen3-8b": 0.5, "qwen3-14b": 0.25}.get(expected.paper_model or "")
+    assert claim.paper_value_of(name, expected.paper_model) == own
+
+
+@pytest.mark.parametrize(
+    ("declared", "match"),
+    [({"reader": "reproduced"}, "'reproduced' is no outcome"), ({"same": " "}, "give the reason")],
+)
+def test_calibration_declares_outcomes_or_a_reason(declared: dict[str, str], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Claim(id="c", statement="x.y > 0", calibration=declared)

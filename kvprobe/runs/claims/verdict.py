@@ -1,10 +1,9 @@
-"""Claims: statements about effects, fixed before the run; the verdict is computed from the interval."""
+"""Verdicts: what the interval of an effect says about a claim."""
 
 from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,126 +11,13 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
 from kvprobe.errors import ConfigError
+from kvprobe.models.catalogue import standing
+from kvprobe.runs.claims.claim import Claim
+from kvprobe.runs.claims.statement import Statement
 from kvprobe.runs.records import StoredEffect
 from kvprobe.stats import Effect
 from kvprobe.viewing import Viewable
-
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_QUANTITY = r"(?P<abs>abs\(\s*)?(?P<effect>[A-Za-z_]\w*(?:\.\w+)*)(?(abs)\s*\))"
-_ONE_SIDED = re.compile(rf"{_QUANTITY}\s*(?P<comparator><=|>=|==|<|>)\s*(?P<number>{_NUMBER})")
-_BETWEEN = re.compile(rf"(?P<lower>{_NUMBER})\s*(?P<left><=|<)\s*{_QUANTITY}\s*(?P<right><=|<)\s*(?P<upper>{_NUMBER})")
-
-
-@dataclass(frozen=True)
-class Statement:
-    """A claim as a region of an effect's values.
-
-    Args:
-        effect: dotted name of the effect.
-        absolute: whether it is about the absolute value.
-        lower: lower end of the region, `-inf` for none.
-        upper: upper end, `inf` for none.
-        includes_lower: whether the lower end itself belongs to it.
-        includes_upper: whether the upper end itself belongs to it.
-    """
-
-    effect: str
-    absolute: bool
-    lower: float
-    upper: float
-    includes_lower: bool = False
-    includes_upper: bool = False
-
-    def contains(self, low: float, high: float) -> bool:
-        """Whether all of [low, high] lies in the region."""
-        return self._above_lower(low) and self._below_upper(high)
-
-    def misses(self, low: float, high: float) -> bool:
-        """Whether none of [low, high] lies in the region."""
-        return not self._above_lower(high) or not self._below_upper(low)
-
-    def bounds_of(self, effect: Effect) -> tuple[float, float]:
-        """The interval of the quantity the statement is about."""
-        if not self.absolute:
-            return effect.low, effect.high
-        smaller, larger = sorted((abs(effect.low), abs(effect.high)))
-        return (0.0, larger) if effect.low <= 0 <= effect.high else (smaller, larger)
-
-    def _above_lower(self, value: float) -> bool:
-        return value > self.lower or (value == self.lower and self.includes_lower)
-
-    def _below_upper(self, value: float) -> bool:
-        return value < self.upper or (value == self.upper and self.includes_upper)
-
-
-def parse_statement(text: str) -> Statement:
-    """Read `field_only.recovery < 0.15`, `abs(x.y) <= 0.1`, `x == 0` or `0.85 <= x <= 1.15`; nothing is evaluated.
-
-    Raises:
-        ValueError: the text has another form.
-    """
-    between = _BETWEEN.fullmatch(text.strip())
-    if between:
-        lower, upper = float(between["lower"]), float(between["upper"])
-        if lower > upper:
-            raise ValueError(f"no value lies between {lower:g} and {upper:g}")
-        ends = between["left"] == "<=", between["right"] == "<="
-        return Statement(between["effect"], bool(between["abs"]), lower, upper, *ends)
-    match = _ONE_SIDED.fullmatch(text.strip())
-    if not match:
-        raise ValueError(
-            f"cannot read the statement {text!r}; write it as 'effect.name < 0.15', "
-            "'abs(effect.name) < 0.1' or '0.8 <= effect.name <= 1.2'"
-        )
-    number, comparator = float(match["number"]), match["comparator"]
-    lower = -math.inf if comparator.startswith("<") else number
-    upper = math.inf if comparator.startswith(">") else number
-    closed = comparator.endswith("=")
-    return Statement(match["effect"], bool(match["abs"]), lower, upper, closed, closed)
-
-
-class Claim(BaseModel):
-    """One claim of an experiment's YAML.
-
-    Args:
-        id: unique in the experiment.
-        statement: see `parse_statement`.
-        source: where the paper makes it, such as `section 3.1`.
-        paper_value: the paper's number where one stands for all models.
-        paper_values: the paper's number by model.
-        models: the models it is about; empty: all of the experiment.
-        headline: whether it belongs to the family whose error Holm's method controls.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    id: str = Field(min_length=1)
-    statement: str
-    source: str = ""
-    paper_value: float | None = None
-    paper_values: dict[str, float] = Field(default_factory=dict)
-    models: list[str] = Field(default_factory=list)
-    headline: bool = False
-
-    @field_validator("statement")
-    @classmethod
-    def _readable(cls, text: str) -> str:
-        parse_statement(text)
-        return text
-
-    @model_validator(mode="after")
-    def _one_kind_of_paper_value(self) -> Claim:
-        if self.paper_value is not None and self.paper_values:
-            raise ValueError("give either paper_value or paper_values, not both")
-        return self
-
-    @property
-    def parsed(self) -> Statement:
-        """The statement as a region."""
-        return parse_statement(self.statement)
 
 
 class Outcome(StrEnum):
@@ -229,7 +115,7 @@ def told_by(claim: Claim, model: str) -> dict[str, Any]:
         "model": model,
         "statement": claim.statement,
         "source": claim.source,
-        "paper_value": claim.paper_values.get(model, claim.paper_value),
+        "paper_value": claim.paper_value_of(model, standing(model).paper_model),
         "headline": claim.headline,
     }
 
