@@ -130,6 +130,9 @@ class ArchitectureAdapter:
         if self.has_experts and model.dtype == torch.float64:
             # Grouped matrix products, the library's default for experts, stop at float32.
             model.set_experts_implementation("eager")
+        unembedding = model.get_output_embeddings()
+        if unembedding is not None:
+            unembedding.register_forward_pre_hook(_with_plain_strides)
 
     def bridgeable(self, model: Any) -> Any:
         """`model`, if TransformerLens' bridge of it fits the engine's caches.
@@ -244,3 +247,11 @@ def architecture_of(config: Any) -> ArchitectureAdapter:
             f"and window are not known to kvprobe (known: {', '.join(known)}); add one in kvprobe/models/architectures."
         )
     return ARCHITECTURES.get(config.model_type)()
+
+
+def _with_plain_strides(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The hidden states as one block: of a last token cut out of longer rows, PyTorch takes the bfloat16 product
+    with a copy of the whole unembedding (5 s for 152,000 tokens on two cores, 0.07 s without).
+    """
+    hidden, *rest = arguments
+    return hidden.reshape(hidden.shape), *rest
