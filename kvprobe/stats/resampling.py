@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,9 @@ _BOOTSTRAP_FROM = 20
 def bootstrapped(
     name: str | Label,
     rows: pd.DataFrame,
-    statistic: Callable[[pd.DataFrame], float],
+    statistic: Callable[[Any], float],
     *,
+    of_sums: bool = False,
     clusters: Labels | None = None,
     statistics: StatisticsConfig = DEFAULT,
     noise_floor: float = 0.0,
@@ -33,7 +35,8 @@ def bootstrapped(
     From 20 clusters on scipy's BCa bootstrap, seeded by `statistics.seed`; below, where it covers too little,
     a delete-one-cluster jackknife with t (which needs a smooth statistic: not a median or a maximum).
 
-    `statistic` goes from a table with the columns of `rows` to one number. Other arguments as in `kvprobe.stats.mean`.
+    `statistic` goes from a table with the columns of `rows` to one number; with `of_sums` from the sums `[column]` of
+    numeric rows, which is many times faster. Other arguments as in `kvprobe.stats.mean`.
     """
     if rows.empty:
         raise ValueError(f"{name}: no rows")
@@ -41,10 +44,14 @@ def bootstrapped(
     summary = Summary(name, groups, statistics, noise_floor, excluded, unit)
     members = [np.flatnonzero(groups.index == g) for g in range(groups.count)]
 
+    sums = np.stack([rows.to_numpy(float)[own].sum(axis=0) for own in members]) if of_sums else None
+
     def of_clusters(chosen: Sequence[int] | NDArray[np.intp]) -> float:
+        if sums is not None:
+            return float(statistic(sums[np.asarray(chosen, dtype=np.intp)].sum(axis=0)))
         return float(statistic(rows.iloc[np.concatenate([members[int(g)] for g in chosen])]))
 
-    estimate = float(statistic(rows))
+    estimate = of_clusters(range(groups.count)) if of_sums else float(statistic(rows))
     if groups.too_few(statistics):
         each = [of_clusters([g]) for g in range(groups.count)]
         ends = min(*each, estimate), max(*each, estimate)

@@ -205,13 +205,19 @@ class Sample:
     def bootstrap(
         self,
         name: str,
-        statistic: Callable[[pd.DataFrame], float],
+        statistic: Callable[[Any], float],
         unit: str = "fraction",
         *,
+        sums_of: Sequence[str] = (),
         noise_floor: float = 0.0,
     ) -> Effect:
-        """Any smooth statistic of the rows, resampled by cluster; see `kvprobe.stats.bootstrapped`."""
-        return self._read(bootstrapped, name, self.rows, statistic, unit=unit, noise_floor=noise_floor)
+        """Any smooth statistic of the rows, or of the sums of the columns `sums_of`, resampled by cluster.
+
+        See `kvprobe.stats.bootstrapped`.
+        """
+        rows = self.rows[list(sums_of)] if sums_of else self.rows
+        settings = {"unit": unit, "noise_floor": noise_floor, "of_sums": bool(sums_of)}
+        return self._read(bootstrapped, name, rows, statistic, **settings)
 
     def kappa(self, name: str, first: Column, second: Column) -> Effect:
         """Cohen's kappa of two columns of answers; see `kvprobe.stats.kappa.cohen_kappa`."""

@@ -29,7 +29,7 @@ def test_a_released_run_is_whole(folder: Path) -> None:
     assert all(model.status is not Status.FAILED for model in result.models.values())
     for model in result.models.values():
         assert not Path(str(model.identity["source"])).is_absolute()
-    counted = {model.name: len(model.effects) for model in result.models.values() if model.effects}
+    counted = {model.name: len(model.stored_effects) for model in result.models.values() if model.effects}
     rows = result.rows()
     assert counted == {} or set(counted) <= set(rows["model"])
     assert (ROOT / result.config.source).is_file()

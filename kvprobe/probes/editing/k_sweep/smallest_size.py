@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression
 
 from kvprobe.stats import Effect, Label, Sample, bootstrapped
 from kvprobe.stats.effects import RANGE
@@ -22,6 +21,7 @@ def against_reference(both: Sample, criterion: str, reference: str, margin: floa
     decided = swept.assign(correct=swept["correct"].astype(float)).pivot(index="pair", columns="size", values="correct")
     sizes = [int(size) for size in decided.columns]
     decided["reference"] = fixed.set_index("pair")["correct"].astype(float)
+    decided["pairs"] = 1.0
     pairs = both.table(swept).per("pair", after_field="first")
     clusters, statistics = pairs.clusters.loc[decided.index], both.statistics
     # Clusters that all agree have no spread and could still hide a difference: the rule of three, exactly.
@@ -30,7 +30,7 @@ def against_reference(both: Sample, criterion: str, reference: str, margin: floa
     differences = []
     for place, size in enumerate(sizes):
         label = both.named(size=size).label(f"{criterion}_{{size}}.over_{reference}.difference")
-        differences.append(both.made(bootstrapped(label, decided, _fitted_difference(place), **shared)))
+        differences.append(both.made(bootstrapped(label, decided, _fitted_difference(place), of_sums=True, **shared)))
     yield from differences
     everything = max(float(pairs.rows["after_field"].mean()), sizes[-1])
     label = both.label(f"{criterion}.k_star_{reference}")
@@ -39,7 +39,7 @@ def against_reference(both: Sample, criterion: str, reference: str, margin: floa
 
 def monotone(rates: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     """`[size]` shares made non-decreasing by least squares (isotonic regression), each size with equal weight."""
-    return np.asarray(isotonic_regression(np.asarray(rates, dtype=float)), dtype=float)
+    return np.asarray(isotonic_regression(np.asarray(rates, dtype=float)).x, dtype=float)
 
 
 def smallest_within(
@@ -74,11 +74,11 @@ def smallest_within(
     )
 
 
-def _fitted_difference(place: int) -> Callable[[pd.DataFrame], float]:
-    """The fit at the size in column `place` less the mean of the last column."""
+def _fitted_difference(place: int) -> Callable[[NDArray[np.float64]], float]:
+    """The fit at size number `place` less the reference, from the sums of the sizes, the reference and the pairs."""
 
-    def difference(rows: pd.DataFrame) -> float:
-        rates = rows.to_numpy().mean(axis=0)
-        return float(monotone(rates[:-1])[place] - rates[-1])
+    def difference(sums: NDArray[np.float64]) -> float:
+        *rates, reference = sums[:-1] / sums[-1]
+        return float(monotone(rates)[place] - reference)
 
     return difference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -79,24 +79,30 @@ def _peak(sample: Sample, name: str) -> Effect:
 def _onset(sample: Sample, name: str, level: float) -> Effect:
     scores, names = _scores(sample)
     ((*layers,),) = names.values()
-    return scores.bootstrap(name, lambda part: _crossing_of(part, layers, level), "depth")
+    return scores.bootstrap(name, lambda sums: _crossing(sums, level), "depth", sums_of=[*layers, "whole"])
 
 
 def _lead(sample: Sample, name: str, level: float) -> Effect:
     """The onset at the decision minus that at the note."""
     scores, names = _scores(sample)
-    effect = scores.bootstrap(
-        name,
-        lambda part: _crossing_of(part, names["decision"], level) - _crossing_of(part, names["note"], level),
-        "depth",
-    )
-    if all(_crossing_of(scores.rows, names[place], level) > 1 for place in PLACES):
+    columns, first = [*names["decision"], *names["note"], "whole"], len(names["decision"])
+
+    def onsets(sums: NDArray[np.float64]) -> tuple[float, float]:
+        return _crossing(np.append(sums[:first], sums[-1]), level), _crossing(sums[first:], level)
+
+    def lead(sums: NDArray[np.float64]) -> float:
+        decision, note = onsets(sums)
+        return decision - note
+
+    effect = scores.bootstrap(name, lead, "depth", sums_of=columns)
+    if all(onset > 1 for onset in onsets(scores.rows[columns].to_numpy(float).sum(axis=0))):
         return replace(effect, low=-np.inf, high=np.inf, method="reached at neither place")
     return effect
 
 
-def _crossing_of(pairs: pd.DataFrame, layers: Sequence[str], level: float) -> float:
-    return crossing(pairs[list(layers)].to_numpy(float).sum(axis=0) / pairs["whole"].sum(), level)
+def _crossing(sums: NDArray[np.float64], level: float) -> float:
+    """From the sums `[layer]` of the scores, with what they are out of behind them."""
+    return crossing(sums[:-1] / sums[-1], level)
 
 
 def crossing(profile: NDArray[np.float64], level: float) -> float:
