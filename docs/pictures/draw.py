@@ -272,9 +272,9 @@ def verdicts(scheme: Scheme) -> Picture:
     picture.line([(zero, 244), (zero, 250)], scheme.line)
     picture.line([(left, 250), (right, 250)], scheme.line)
     rows: tuple[tuple[str, float | None, float, str], ...] = (
-        ("reproduced", 285, 30, "all of the interval satisfies it"),
-        ("contradicted", 520, 45, "none of it does"),
-        ("inconclusive", 385, 60, "part of it: measure more pairs"),
+        ("holds", 285, 30, "all of the interval satisfies it"),
+        ("fails", 520, 45, "none of it does"),
+        ("open", 385, 60, "part of it does"),
         ("not applicable", None, 0, "the model failed the gate"),
     )
     for number, (name, x, half, words_) in enumerate(rows):

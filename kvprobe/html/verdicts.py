@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from kvprobe.html.effects import bar, effects_html
 from kvprobe.html.style import OUTCOMES
 from kvprobe.html.templating import render
+from kvprobe.report.counts import by_kind, count_sentence
 from kvprobe.report.tables import VerdictLine
 from kvprobe.runs.claims import Verdict
 from kvprobe.runs.results import ModelResult, RunResult
 
-_ABSENT: dict[str, Any] = {"title": "", "question": "", "counts": [], "reason": "", "models": [], "folder": ""}
+_ABSENT: dict[str, Any] = {"title": "", "question": "", "counts": "", "reason": "", "models": [], "folder": ""}
 
 
 def verdict_html(verdict: Verdict) -> str:
@@ -23,13 +23,11 @@ def verdict_html(verdict: Verdict) -> str:
 
 def run_html(result: RunResult) -> str:
     """All verdicts of a run, claim by claim, and what became of each model."""
-    counted = Counter(verdict.outcome for verdict in result.verdicts)
-    counts = [(style, counted[kind]) for kind, style in OUTCOMES.items() if counted[kind]]
     return render(
         "verdicts",
         title=f"{result.config.name} {result.hash[:8]}",
         question=result.config.question,
-        counts=counts,
+        counts=count_sentence(result.verdicts),
         reason="",
         models=list(result.models.values()),
         folder=str(result.folder),
@@ -45,9 +43,12 @@ def model_html(model: ModelResult) -> str:
 
 def _claims(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     claims = []
-    for name in dict.fromkeys(verdict.claim for verdict in verdicts):
+    ordered = [verdict for _, own in by_kind(verdicts) for verdict in own]
+    for name in dict.fromkeys(verdict.claim for verdict in ordered):
         own = [verdict for verdict in verdicts if verdict.claim == name]
-        claims.append({"name": name, "statement": own[0].statement, "lines": [_line(v, own) for v in own]})
+        claims.append(
+            {"name": name, "statement": own[0].statement, "kind": own[0].kind, "lines": [_line(v, own) for v in own]}
+        )
     return {"claims": claims, "lost": any(not verdict.survives for verdict in verdicts)}
 
 

@@ -96,11 +96,11 @@ class Standing:
     """What a model's results may say about the paper.
 
     Args:
-        tier: see `ModelConfig`; `paper` for the paper's own models alone.
+        tier: see `ModelConfig`; `paper` for the paper's own models alone, `None` for one that is not known here.
         paper_model: the paper's model that it is or, for want of that, its main model of the same architecture.
     """
 
-    tier: Tier = "local"
+    tier: Tier | None = None
     paper_model: str | None = None
 
 

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvprobe.report.counts import TITLES, by_kind, count_sentence, counted
 from kvprobe.report.tables import STATUS_STYLES, STYLES, VerdictLine, markdown_table, short
-from kvprobe.runs.claims import Outcome, Verdict
+from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.runs.section import SectionResult
 
@@ -33,45 +34,66 @@ def section_table(section: SectionResult, width: int = 80) -> Group:
     lines = section.verdicts()
     cells = [_cells(verdict, wide=wide) for _, verdict in lines]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    # What does not fit is taken from the intervals, which may go over two lines.
-    widths[2] = max(12, min(widths[2], width - 2 - sum(widths) + widths[2] - 2 * (len(widths) - 1)))
-    parts: list[RenderableType] = [_row(names, widths, "bold")]
-    shown: tuple[str, str] = "", ""
-    for (result, verdict), row in zip(lines, cells, strict=True):
-        if result.hash != shown[0]:
-            parts += [Text(), *_heading(result)]
-        if (result.hash, verdict.claim) != shown:
-            parts.append(Text.assemble((_claim(verdict), "bold"), (f"  {verdict.claim}", "dim")))
-        style = STYLES[verdict.outcome][1]
-        parts.append(_row(row, widths, "", style if verdict.survives else "yellow"))
-        shown = result.hash, verdict.claim
+    # What does not fit is taken from the intervals, then from the verdicts; both may go over two lines.
+    left = width - 2 - sum(widths) - 2 * (len(widths) - 1)
+    widths[2] = max(12, min(widths[2], widths[2] + left))
+    widths[-1] = min(widths[-1], width - 2 - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    rows = [(result, verdict, row) for (result, verdict), row in zip(lines, cells, strict=True)]
+    parts: list[RenderableType] = [_row(names, widths, "bold"), *_body(rows, widths)]
     for failure in section.failures:
         told = Text.assemble((failure.experiment, "bold underline"), (f"  failed: {failure.message}", "bold red"))
         parts += [Text(), told]
-    return Group(*parts, Text(), _counts_table(section), Text(f"{_KEY} {_COUNTS if wide else ''}".strip(), "dim"))
+    key = Text(f"{_KEY} {_COUNTS if wide else ''}".strip(), "dim")
+    return Group(*parts, Text(), _counts_table(section), key, Text(count_sentence(v for _, v in lines), "bold"))
+
+
+def _body(rows: Sequence[tuple[RunResult, Verdict, Sequence[str]]], widths: Sequence[int]) -> Iterator[RenderableType]:
+    """Kinds of claims apart; each experiment is told in full where it comes first."""
+    told: set[str] = set()
+    for kind in dict.fromkeys(kind for kind, _ in by_kind(verdict for _, verdict, _ in rows)):
+        yield from (Text(), Text(TITLES[kind], "bold reverse"))
+        shown: tuple[str, str] = "", ""
+        for result, verdict, row in rows:
+            if verdict.kind is not kind:
+                continue
+            if result.hash != shown[0]:
+                yield from (Text(), *_heading(result, in_full=result.hash not in told))
+                told.add(result.hash)
+            if (result.hash, verdict.claim) != shown:
+                yield Text.assemble((_claim(verdict), "bold"), (f"  {verdict.claim}", "dim"))
+            yield _row(row, widths, "", STYLES[verdict.outcome][1] if verdict.survives else "yellow")
+            shown = result.hash, verdict.claim
 
 
 def verdict_markdown(section: SectionResult) -> str:
-    """All verdicts as one Markdown table."""
+    """All verdicts in Markdown, a table for each kind of claims."""
     columns = ("experiment", "claim", *_COLUMNS[:3], "n/cl/excl", "p", *_COLUMNS[3:], "source")
-    rows = []
-    for result, verdict in section.verdicts():
-        model, paper, ours, counts, adjusted, outcome = _cells(verdict, wide=True)
-        p = p_text(verdict.p_value)
-        claim = f"{HEADLINE if verdict.headline else ''} `{verdict.statement}` {verdict.claim}".strip()
-        row = (result.config.name, claim, model, paper, ours, counts, p, adjusted, outcome, verdict.source)
-        rows.append(row)
-    return f"{markdown_table(columns, rows)}\n\n{_KEY} {_COUNTS}" if rows else "No experiment makes claims."
+    lines = section.verdicts()
+    parts = []
+    for kind, _ in by_kind(verdict for _, verdict in lines):
+        rows = []
+        for result, verdict in lines:
+            if verdict.kind is kind:
+                model, paper, ours, counts, adjusted, outcome = _cells(verdict, wide=True)
+                claim = f"{HEADLINE if verdict.headline else ''} `{verdict.statement}` {verdict.claim}".strip()
+                p = p_text(verdict.p_value, verdict.p_reason)
+                rows.append(
+                    (result.config.name, claim, model, paper, ours, counts, p, adjusted, outcome, verdict.source)
+                )
+        parts.append(f"### {TITLES[kind]}\n\n{markdown_table(columns, rows)}")
+    return "\n\n".join([*parts, f"{_KEY} {_COUNTS}"]) if parts else "No experiment makes claims."
 
 
 def count_markdown(section: SectionResult) -> str:
-    """How many verdicts of each kind there are, as a Markdown table."""
-    return markdown_table(("", *map(_outcome, Outcome), f"{LOST} after adjustment"), _counted(section))
+    """How many verdicts of each outcome there are, kinds of claims apart, as a Markdown table below a sentence."""
+    told = count_sentence(verdict for _, verdict in section.verdicts())
+    columns = ("", *(f"{STYLES[outcome][0]} {outcome}" for outcome in Outcome), f"{LOST} after adjustment")
+    return f"{told}\n\n{markdown_table(columns, _counted(section))}" if told else ""
 
 
 def _counts_table(section: SectionResult) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("verdicts", no_wrap=True)
+    table.add_column("verdicts")
     for outcome in Outcome:
         table.add_column(str(outcome), style=STYLES[outcome][1], justify="right")
     table.add_column(LOST, style="yellow", justify="right")
@@ -81,11 +103,14 @@ def _counts_table(section: SectionResult) -> Table:
 
 
 def _counted(section: SectionResult) -> Iterator[list[str]]:
-    verdicts = [verdict for _, verdict in section.verdicts()]
-    for model in dict.fromkeys(verdict.model for verdict in verdicts):
-        yield [short(model), *_count([verdict for verdict in verdicts if verdict.model == model])]
-    yield [f"{HEADLINE} headlines", *_count([verdict for verdict in verdicts if verdict.headline])]
-    yield ["all", *_count(verdicts)]
+    """Of each kind; of the headlines and of each model without checks."""
+    verdicts = counted(verdict for _, verdict in section.verdicts())
+    for kind, of_kind in by_kind(verdicts):
+        yield [TITLES[kind], *_count(of_kind)]
+    results = [verdict for verdict in verdicts if verdict.kind is not ClaimKind.IDENTITY]
+    yield [f"{HEADLINE} headlines", *_count([verdict for verdict in results if verdict.headline])]
+    for model in dict.fromkeys(verdict.model for verdict in results):
+        yield [short(model), *_count([verdict for verdict in results if verdict.model == model])]
 
 
 def _count(verdicts: Sequence[Verdict]) -> list[str]:
@@ -95,17 +120,21 @@ def _count(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _cells(verdict: Verdict, *, wide: bool) -> list[str]:
     line = VerdictLine.of(verdict)
-    outcome = _outcome(verdict.outcome) + ("" if verdict.survives else f" {LOST}")
+    outcome = f"{STYLES[verdict.outcome][0]} {verdict.word}" + ("" if verdict.survives else f" {LOST}")
+    outcome += f" (as in {verdict.shown_in})" if verdict.shown_in else ""
     counts = [line.counts] if wide else []
     return [line.model, line.paper, line.ours, *counts, p_text(verdict.p_adjusted), outcome]
 
 
-def _heading(result: RunResult) -> Iterator[Text]:
-    """The experiment, its pairs that count, and why a model has none."""
+def _heading(result: RunResult, *, in_full: bool) -> Iterator[Text]:
+    """The experiment, and in full its pairs that count and why a model has none."""
+    if not in_full:
+        yield Text(result.config.name, "bold underline")
+        return
     yield Text.assemble((result.config.name, "bold underline"), (f"  {result.config.question}", "dim"))
     gates = [(short(model.name), model.gate) for model in result.models.values() if model.gate is not None]
-    counted = ", ".join(f"{name} {gate.included} of {gate.generated}" for name, gate in gates)
-    yield Text(f"included pairs: {counted or 'none'}", "dim")
+    pairs = ", ".join(f"{name} {gate.included} of {gate.generated}" for name, gate in gates)
+    yield Text(f"included pairs: {pairs or 'none'}", "dim")
     for model in result.models.values():
         if model.status is not Status.MEASURED:
             yield Text(f"{short(model.name)}: {model.status}. {model.reason}", STATUS_STYLES[model.status])
@@ -125,12 +154,8 @@ def _claim(verdict: Verdict) -> str:
     return f"{HEADLINE} {verdict.statement}" if verdict.headline else verdict.statement
 
 
-def _outcome(outcome: Outcome) -> str:
-    return f"{STYLES[outcome][0]} {outcome}"
-
-
-def p_text(value: float | None) -> str:
-    """A p value with three decimals; `–` where nothing was tested."""
+def p_text(value: float | None, why_none: str = "") -> str:
+    """A p value with three decimals; where nothing was tested why, or `–`."""
     if value is None:
-        return "–"
+        return f"– ({why_none})" if why_none else "–"
     return "<0.001" if value < 0.001 else f"{value:.3f}"

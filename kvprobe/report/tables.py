@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from kvprobe.report.counts import TITLES, by_kind, count_sentence
 from kvprobe.runs.claims import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from kvprobe.stats import Effect
 
 STYLES = {
-    Outcome.REPRODUCED: ("✓", "green"),
-    Outcome.CONTRADICTED: ("✗", "bold red"),
-    Outcome.INCONCLUSIVE: ("?", "yellow"),
+    Outcome.HOLDS: ("✓", "green"),
+    Outcome.FAILS: ("✗", "bold red"),
+    Outcome.OPEN: ("?", "yellow"),
+    Outcome.UNDERPOWERED: ("…", "yellow"),
     Outcome.NOT_APPLICABLE: ("–", "dim"),
 }
 STATUS_STYLES = {"measured": "green", "not applicable": "yellow", "failed": "bold red"}
@@ -40,6 +42,7 @@ class VerdictLine:
     ours: str
     counts: str
     outcome: Outcome
+    word: str
 
     @classmethod
     def of(cls, verdict: Verdict) -> VerdictLine:
@@ -54,6 +57,7 @@ class VerdictLine:
             ours="–" if effect is None else interval(effect),
             counts="–" if effect is None else f"{effect.n}/{effect.clusters}/{effect.excluded}",
             outcome=verdict.outcome,
+            word=verdict.word,
         )
 
 
@@ -78,8 +82,8 @@ def interval(effect: Effect) -> str:
 
 
 def verdict_lines(result: RunResult) -> list[VerdictLine]:
-    """All verdicts of a run, in the order of its claims."""
-    return [VerdictLine.of(verdict) for verdict in result.verdicts]
+    """All verdicts of a run, kinds apart, in the order of its claims."""
+    return [VerdictLine.of(verdict) for _, verdicts in by_kind(result.verdicts) for verdict in verdicts]
 
 
 def verdict_tables(result: RunResult, width: int = 80) -> Group:
@@ -98,7 +102,7 @@ def verdict_tables(result: RunResult, width: int = 80) -> Group:
             *plain, verdict = _cells(line)
             table.add_row(*plain, Text(verdict, STYLES[line.outcome][1]))
         tables.append(table)
-    return Group(*tables, Text(_KEY, "dim"))
+    return Group(*tables, Text(count_sentence(result.verdicts)), Text(_KEY, "dim"))
 
 
 def model_lines(result: RunResult) -> Group:
@@ -142,12 +146,16 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 def verdict_markdown(result: RunResult) -> str:
     """All verdicts as one Markdown table."""
-    rows = [(f"`{line.statement}`", *_cells(line), line.source) for line in verdict_lines(result)]
-    return f"{markdown_table(('claim', *_COLUMNS, 'source'), rows)}\n\n{_KEY}."
+    parts = []
+    for kind, verdicts in by_kind(result.verdicts):
+        lines = map(VerdictLine.of, verdicts)
+        rows = [(f"`{line.statement}`", *_cells(line), line.source) for line in lines]
+        parts.append(f"{TITLES[kind]}:\n\n{markdown_table(('claim', *_COLUMNS, 'source'), rows)}")
+    return "\n\n".join([*parts, f"{count_sentence(result.verdicts)}\n\n{_KEY}."])
 
 
 def _cells(line: VerdictLine) -> tuple[str, ...]:
-    return line.model, line.paper, line.ours, line.counts, f"{STYLES[line.outcome][0]} {line.outcome}"
+    return line.model, line.paper, line.ours, line.counts, f"{STYLES[line.outcome][0]} {line.word}"
 
 
 def _table(title: Text, columns: Iterable[tuple[str, int | None]]) -> Table:

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from kvprobe.errors import KvprobeError, StoreError, UnknownNameError
+from kvprobe.models.catalogue import Standing, standing
 from kvprobe.runs.claims import Verdict, told_by
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.gate import GateReport
@@ -143,7 +144,7 @@ class RunResult(Viewable):
         return read_rows(self.folder)
 
     def __repr__(self) -> str:
-        told = [f"{verdict.model}: {verdict.statement}: {verdict.outcome}" for verdict in self.verdicts]
+        told = [f"{verdict.model}: {verdict.statement}: {verdict.word}" for verdict in self.verdicts]
         return "\n".join([f"RunResult({self.config.name} in {self.folder}: {', '.join(self.models)})", *told])
 
     def to_record(self, *, light: bool = False) -> dict[str, Any]:
@@ -177,6 +178,7 @@ class RunResult(Viewable):
 
 _MODEL = TypeAdapter(ModelResult)
 _VERDICT = TypeAdapter(Verdict)
+_TOLD_BY_CLAIM = {"statement", "kind", "source", "paper_value", "paper_matches", "headline", "shown_in"}
 
 
 def load_result(folder: str | Path) -> RunResult:
@@ -192,7 +194,7 @@ def load_result(folder: str | Path) -> RunResult:
             {**record["config"], "source": record["source"], "profile": record["profile"]}
         )
         models = {model["name"]: _read_model(model, config, path) for model in record["models"]}
-        verdicts = tuple(_read_verdict(verdict, config, models) for verdict in record["verdicts"])
+        verdicts = tuple(_read_verdict(one, config, models, _standing_of(one)) for one in record["verdicts"])
     except FileNotFoundError as error:
         raise StoreError(f"{path} holds no finished run (no {SUMMARY}); run the experiment first.") from error
     except OSError as error:
@@ -223,16 +225,28 @@ def _effects_of(model: ModelResult, config: ExperimentConfig, folder: Path) -> t
 def _verdict_record(verdict: Verdict) -> dict[str, Any]:
     """What its claim and its model's effects do not say already."""
     record = _VERDICT.dump_python(verdict, mode="json")
-    own = {key: value for key, value in record.items() if key not in ("statement", "source", "paper_value", "headline")}
+    own = {key: value for key, value in record.items() if key not in _TOLD_BY_CLAIM}
     return {**own, "effect": verdict.effect.name if verdict.effect else None}
 
 
-def _read_verdict(record: Mapping[str, Any], config: ExperimentConfig, models: Mapping[str, ModelResult]) -> Verdict:
+def _read_verdict(
+    record: Mapping[str, Any], config: ExperimentConfig, models: Mapping[str, ModelResult], beside: Standing
+) -> Verdict:
     claim = next(claim for claim in config.claims if claim.id == record["claim"])
     effect = record["effect"]
     if isinstance(effect, str):
         effect = next(one for one in models[record["model"]].stored_effects if one.name == effect)
-    return _VERDICT.validate_python({**record, **told_by(claim, record["model"]), "effect": effect})
+    return _VERDICT.validate_python({**record, **told_by(claim, record["model"], beside), "effect": effect})
+
+
+def _standing_of(record: Mapping[str, Any]) -> Standing:
+    """As it was when the verdict was made; summaries of earlier versions do not say it."""
+    if "tier" in record:
+        return Standing(record["tier"], record["paper_model"])
+    return _standing_now(record["model"])
+
+
+_standing_now = cache(standing)
 
 
 def read_rows(folder: str | Path) -> pd.DataFrame:

@@ -10,12 +10,11 @@ from typing import Literal
 
 import pyarrow as pa
 
-from kvprobe.models.catalogue import standing
 from kvprobe.runs import events, provenance
 from kvprobe.runs.capacity import limited_threads, possible_jobs, threads_of_each
-from kvprobe.runs.claims import Verdict, adjust, judge, not_applicable
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.executors import Crew, Executor, InProcessExecutor, ModelTask, TaskOutcome
+from kvprobe.runs.judgement import judged
 from kvprobe.runs.measuring import measure_task
 from kvprobe.runs.preparation import Plan, check_model_names, make_plan
 from kvprobe.runs.results import (
@@ -24,7 +23,6 @@ from kvprobe.runs.results import (
     SUMMARY,
     Failure,
     ModelOutcome,
-    ModelResult,
     RunResult,
     Status,
     failure_of,
@@ -272,7 +270,7 @@ def _conclude(plan: Plan, store: Store, outcomes: Sequence[ModelOutcome]) -> Run
         hash=config.hash,
         folder=store.folder,
         models={model.name: model for model in models},
-        verdicts=tuple(_verdicts(plan, models)),
+        verdicts=judged(config, plan.probe, models),
         provenance={
             "code": provenance.code_version(),
             "packages": provenance.package_versions(),
@@ -282,16 +280,3 @@ def _conclude(plan: Plan, store: Store, outcomes: Sequence[ModelOutcome]) -> Run
     )
     store.write_json(SUMMARY, result.to_record())
     return result
-
-
-def _verdicts(plan: Plan, models: Sequence[ModelResult]) -> list[Verdict]:
-    verdicts, config = [], plan.config
-    for claim in config.claims:
-        for model in models:
-            if not claim.about(model.name, standing(model.name).paper_model):
-                continue
-            if model.status is Status.MEASURED:
-                verdicts.append(judge(claim, model.name, model.effects, plan.probe.read_by().may_lack))
-            else:
-                verdicts.append(not_applicable(claim, model.name, model.reason))
-    return adjust(verdicts, config.statistics.false_discovery_rate)

@@ -8,9 +8,9 @@ from .intervals import maximum as maximum
 from .intervals import mean as mean
 from .intervals import mean_of_ratios as mean_of_ratios
 from .intervals import median as median
-from .intervals import proportion as proportion
 from .intervals import ratio_of_sums as ratio_of_sums
 from .labels import Label as Label
+from .proportions import proportion as proportion
 from .resampling import bootstrapped as bootstrapped
 from .rows import RowFilter as RowFilter
 from .sample import Sample as Sample

@@ -29,8 +29,9 @@ class Effect(Viewable):
         excluded: rows left out by a rule set before the run.
         noise_floor: size, in `unit`, of a change that means nothing; no interval is narrower on either side.
         unit: such as `fraction` or `logits`.
-        method: how the interval was made: `cluster t`, `wilson`, `order statistics`, `cluster bootstrap` or
-            `range` (too few clusters for an interval: the smallest and largest cluster value).
+        method: how the interval was made: `cluster t`, `wilson`, `exact binomial`, `order statistics`, `cluster
+            bootstrap`, `exact` (it describes these rows alone) or `range` (too few clusters for an interval: the
+            smallest and largest cluster value).
         seed: of the bootstrap, `None` where nothing was drawn.
         confidence: nominal coverage.
         extra: side figures, such as `median`, `mean_of_ratios`, `ratio_of_sums`, `standard_error`.

@@ -54,5 +54,5 @@ def growth_exponent(
         unit="exponent",
         method="least squares t",
         confidence=statistics.confidence,
-        extra={"standard_error": error},
+        extra={"standard_error": error, "degrees_of_freedom": float(len(x) - 2)},
     )

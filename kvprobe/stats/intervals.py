@@ -7,7 +7,7 @@ What covers was decided by simulation (tests/unit/test_stats_coverage.py), since
   bootstraps cover 0.84 at n = 5 and 0.90 at n = 10 where the t interval covers 0.95, and are not used there.
   For strongly skewed data (exponential) every method is short at small n: t covers 0.88 at 5, 0.91 at 10, 0.93
   at 40; the median, whose interval is distribution-free, is then the figure to read.
-* Proportions: Wilson; with clusters, Wilson at the effective sample size (Korn and Graubard 1998).
+* Proportions: see `kvprobe.stats.proportions`.
 * Any other statistic: scipy's BCa bootstrap over clusters from 20 clusters on, below that a delete-one-cluster
   jackknife with t.
 * Fewer than `minimum_clusters` clusters that hold several rows each: no interval. `method` is `range`, low and
@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import stats
-from statsmodels.stats.proportion import proportion_confint
 
 from kvprobe.stats._clusters import DEFAULT, Array, Clusters, Labels, Summary, finite_vector
 from kvprobe.stats.effects import RANGE, Effect
@@ -159,34 +158,6 @@ def median(
     return summary.effect(float(np.median(centres)), (low, high), method, {"mean": float(rows.mean())})
 
 
-def proportion(
-    name: str | Label,
-    successes: ArrayLike,
-    *,
-    clusters: Labels | None = None,
-    statistics: StatisticsConfig = DEFAULT,
-    excluded: int = 0,
-    unit: str = "fraction",
-) -> Effect:
-    """Share of successes with a Wilson interval.
-
-    With clusters the interval is Wilson's at the effective sample size of Korn and Graubard (1998), where the
-    design effect is taken as at least 1. With too few clusters, or when all rows agree and so the
-    correlation inside clusters is unknown, every cluster counts as one observation. Never of zero width.
-
-    `successes` is [row] of booleans or of 0 and 1. Other arguments as in `mean`.
-    """
-    rows = finite_vector(name, np.asarray(successes, dtype=float))
-    groups = Clusters.of(clusters, len(rows))
-    share = float(rows.mean())
-    size = _effective_size(rows, groups, statistics)
-    low, high = proportion_confint(share * size, size, alpha=1 - statistics.confidence, method="wilson")
-    # Rounding may put an end at 1 - 1e-17 for a share of exactly 1.
-    ends = min(float(low), share), max(float(high), share)
-    summary = Summary(name, groups, statistics, 0.0, excluded, unit)
-    return summary.effect(share, ends, "wilson", {"effective_n": size})
-
-
 def maximum(
     name: str | Label,
     values: ArrayLike,
@@ -245,19 +216,3 @@ def _fieller(tops: Array, bottoms: Array, confidence: float) -> tuple[float, flo
     half = np.sqrt(max(b * b - a * c, 0.0))
     ends = np.array([(b - half) / a, (b + half) / a]) * (scale_top / scale_bottom)
     return float(ends[0]), float(ends[1])
-
-
-def _effective_size(rows: Array, groups: Clusters, statistics: StatisticsConfig) -> float:
-    n, count = len(rows), groups.count
-    if count == n:
-        return float(n)
-    share = float(rows.mean())
-    if groups.too_few(statistics) or share in (0.0, 1.0):
-        return float(count)
-    residuals = groups.sums(rows) - share * groups.sizes()
-    variance = count / (count - 1) * float((residuals**2).sum()) / n**2
-    design_effect = max(variance * n / (share * (1 - share)), 1.0)
-    level = (1 + statistics.confidence) / 2
-    # The variance is itself estimated from few clusters: t in place of the normal quantile.
-    few = (stats.norm.ppf(level) / stats.t.ppf(level, count - 1)) ** 2
-    return float(n / design_effect * few)

@@ -8,8 +8,8 @@ from sklearn.metrics import cohen_kappa_score, confusion_matrix
 
 from kvprobe.stats._clusters import DEFAULT, Labels
 from kvprobe.stats.effects import Effect
-from kvprobe.stats.intervals import proportion
 from kvprobe.stats.labels import Label
+from kvprobe.stats.proportions import proportion
 from kvprobe.stats.settings import StatisticsConfig
 
 

@@ -58,7 +58,10 @@ def bootstrapped(
         return summary.effect(estimate, ends, RANGE)
     left_out = _left_out(of_clusters, groups.count)
     if groups.count < _BOOTSTRAP_FROM:
-        return summary.effect(estimate, _jackknife(left_out, estimate, statistics.confidence), "cluster jackknife t")
+        error = _jackknife_error(left_out)
+        half = float(stats.t.ppf((1 + statistics.confidence) / 2, groups.count - 1)) * error
+        spread = {"standard_error": error, "degrees_of_freedom": float(groups.count - 1)}
+        return summary.effect(estimate, (estimate - half, estimate + half), "cluster jackknife t", spread)
     result = stats.bootstrap(
         (np.arange(groups.count),),
         of_clusters,
@@ -80,8 +83,6 @@ def _left_out(of_clusters: Callable[[Sequence[int]], float], count: int) -> Arra
     return np.array([of_clusters([g for g in range(count) if g != out]) for out in range(count)])
 
 
-def _jackknife(left_out: Array, estimate: float, confidence: float) -> tuple[float, float]:
+def _jackknife_error(left_out: Array) -> float:
     count = len(left_out)
-    error = np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum())
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * error)
-    return estimate - half, estimate + half
+    return float(np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum()))

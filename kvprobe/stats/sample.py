@@ -12,6 +12,7 @@ from kvprobe.stats import intervals
 from kvprobe.stats.effects import Effect
 from kvprobe.stats.kappa import cohen_kappa
 from kvprobe.stats.labels import Label
+from kvprobe.stats.proportions import proportion
 from kvprobe.stats.resampling import bootstrapped
 from kvprobe.stats.rows import RowFilter
 from kvprobe.stats.settings import StatisticsConfig
@@ -134,7 +135,7 @@ class Sample:
 
     def rate(self, name: str, column: Column) -> Effect:
         """Share of rows in which a column of yes and no is true; see `kvprobe.stats.proportion`."""
-        return self._read(intervals.proportion, name, self._column(column).astype(float))
+        return self._read(proportion, name, self._column(column).astype(float))
 
     def median(self, name: str, column: Column, unit: str = "fraction", *, noise_floor: float = 0.0) -> Effect:
         """Median over clusters; see `kvprobe.stats.median`."""

@@ -115,11 +115,11 @@ def test_filters_choose_what_they_say(opened: Opened, results: list[RunResult]) 
         return count
 
     assert shown() == len(verdicts)
-    page.select_option("#filter-outcome", "contradicted")
-    assert shown() == sum(str(verdict.outcome) == "contradicted" for _, verdict in verdicts) > 0
-    assert set(page.locator(f"{SHOWN} .badge").all_inner_texts()) == {"✗ contradicted"}
+    page.select_option("#filter-outcome", "fails")
+    assert shown() == sum(str(verdict.outcome) == "fails" for _, verdict in verdicts) > 0
+    assert set(page.locator(f"{SHOWN} .badge").all_inner_texts()) == {"✗ fails"}
     page.select_option("#filter-model", "blue")
-    assert shown() == sum((str(v.outcome), v.model) == ("contradicted", "blue") for _, v in verdicts) > 0
+    assert shown() == sum((str(v.outcome), v.model) == ("fails", "blue") for _, v in verdicts) > 0
     page.get_by_role("button", name="Show all").click()
     assert shown() == len(verdicts)
     page.select_option("#filter-section", "section4")
@@ -175,7 +175,7 @@ def test_enter_on_a_number_says_where_it_comes_from_and_escape_returns(
         assert said in text
     assert f"{effect.n} included rows (condition is downstream); the first {ROWS_SHOWN}:" in text
     assert panel.locator(".rows tbody tr").count() == ROWS_SHOWN
-    assert "contradicted" in text
+    assert "fails" in text
     assert "downstream.recovery < 0.5" in text
     panel.get_by_text("The resolved YAML").click()
     assert (result.folder / "config.yaml").read_text().strip() == panel.locator("pre").inner_text().strip()

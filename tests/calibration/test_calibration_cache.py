@@ -17,7 +17,7 @@ from kvprobe.models import micro
 from kvprobe.runs.claims import Outcome
 from kvprobe.tasks.pairs import Pair
 
-REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED
+HOLDS, FAILS = Outcome.HOLDS, Outcome.FAILS
 READ_IN = {"note-taker": 3, "reader": 2}
 EXACT = 2e-3  # softmax and RMS norm leak a little
 HEADS = micro.LAYERS * micro.HEADS
@@ -50,7 +50,7 @@ def test_locality(kind: str, field: float, rest: float) -> None:
     assert run.estimate("shapley_field.recovery") == pytest.approx(field, abs=EXACT)
     assert run.estimate("interaction.recovery") == pytest.approx(0, abs=EXACT)
     if kind != "both":
-        outcome = REPRODUCED if kind == "note-taker" else CONTRADICTED
+        outcome = HOLDS if kind == "note-taker" else FAILS
         assert run.verdict("field-alone-does-nothing") == outcome
         assert run.verdict("downstream-carries-the-effect") == outcome
 
@@ -74,8 +74,8 @@ def test_suffix_concentration(kind: str) -> None:
     assert run.estimate("mass.policy") == pytest.approx(float(notes), abs=EXACT)
     assert run.estimate("mass.field") == pytest.approx(float(not notes), abs=EXACT)
     assert run.estimate("delimiter.share") == pytest.approx(float(notes), abs=EXACT)
-    assert run.verdict("the-field-holds-next-to-nothing") == (REPRODUCED if notes else CONTRADICTED)
-    assert run.verdict("delimiters-hold-more-than-their-share") == (REPRODUCED if notes else CONTRADICTED)
+    assert run.verdict("the-field-holds-next-to-nothing") == (HOLDS if notes else FAILS)
+    assert run.verdict("delimiters-hold-more-than-their-share") == (HOLDS if notes else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -91,7 +91,7 @@ def test_specificity(kind: str) -> None:
     by_chance = run.mean_over_gaps([8 / len(pair.downstream) for pair in run.pairs])
     assert run.estimate("random_8.recovery") == pytest.approx(whole * by_chance, abs=0.05)
     assert run.estimate("matched_8.recovery") < max(0.5 * whole, EXACT)
-    assert run.verdict("held-out-beats-matched-sets") == (REPRODUCED if whole else CONTRADICTED)
+    assert run.verdict("held-out-beats-matched-sets") == (HOLDS if whole else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -102,7 +102,7 @@ def test_injection(kind: str) -> None:
     assert run.estimate("held_out_1.recovery") == pytest.approx(whole / 2, abs=EXACT)
     assert run.estimate("held_out_2.recovery") == pytest.approx(whole, abs=EXACT)
     assert run.estimate("all_notes.flip_rate") == whole
-    assert run.verdict("margin-follows-the-notes") == (REPRODUCED if whole else CONTRADICTED)
+    assert run.verdict("margin-follows-the-notes") == (HOLDS if whole else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -121,7 +121,7 @@ def test_attention_attribution(kind: str) -> None:
     assert run.estimate("mass.sink") == pytest.approx(3 * everywhere + (4 + notes) / HEADS, abs=EXACT)
     in_policy = sum(len(pair.base.spans["policy"]) * idle / len(pair.base.token_ids) for pair in run.pairs)
     assert run.estimate("mass.policy") == pytest.approx((in_policy / len(run.pairs) + 1) / HEADS, abs=EXACT)
-    assert run.verdict("the-field-is-hardly-looked-at") == (REPRODUCED if notes else CONTRADICTED)
+    assert run.verdict("the-field-is-hardly-looked-at") == (HOLDS if notes else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -138,8 +138,8 @@ def test_knockout(kind: str) -> None:
         return
     assert run.estimate("effect_25.erased") == pytest.approx(1, abs=EXACT)
     assert run.estimate("effect_25.default_shift") == pytest.approx(0, abs=0.05)
-    assert run.verdict("hiding-the-notes-erases-the-decision") == REPRODUCED
-    assert run.verdict("more-than-hiding-as-many-positions") == REPRODUCED
+    assert run.verdict("hiding-the-notes-erases-the-decision") == HOLDS
+    assert run.verdict("more-than-hiding-as-many-positions") == HOLDS
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -157,8 +157,8 @@ def test_dissociation(kind: str) -> None:
     assert run.estimate("other_field_notes.recovery") == pytest.approx(1 if notes else 0, abs=0.05)
     assert run.estimate("same_conclusion_notes.recovery") == pytest.approx(0 if notes else 1, abs=0.05)
     assert run.estimate("conclusion_over_content.recovery") == pytest.approx(1 if notes else -1, abs=0.05)
-    assert run.verdict("other-conclusion-turns-it") == (REPRODUCED if notes else CONTRADICTED)
-    assert run.verdict("other-content-leaves-it") == (REPRODUCED if notes else CONTRADICTED)
+    assert run.verdict("other-conclusion-turns-it") == (HOLDS if notes else FAILS)
+    assert run.verdict("other-content-leaves-it") == (HOLDS if notes else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -170,7 +170,7 @@ def test_field_position(kind: str) -> None:
     assert run.estimate("start.suffix_90.recovery") == pytest.approx(float(notes), abs=EXACT)
     assert run.estimate("distance.field_only_difference") == pytest.approx(0, abs=EXACT)
     assert run.estimate("mentions.field_only_difference") == pytest.approx(0, abs=EXACT)
-    assert run.verdict("field-alone-does-nothing") == (REPRODUCED if notes else CONTRADICTED)
+    assert run.verdict("field-alone-does-nothing") == (HOLDS if notes else FAILS)
 
 
 def test_a_note_taker_that_has_not_read_the_field_when_the_rule_comes_is_no_case_for_field_position() -> None:
@@ -196,7 +196,7 @@ def test_scrub(kind: str) -> None:
     """A note of another scenario with the same actions will do, if it has the same conclusion; the rest is idle."""
     run = micro_run("scrub", kind, 12, draws=1, sizes=(2,), minimum_donors=1)
     if kind == "reader":
-        assert run.verdict("note-of-the-other-conclusion-turns-it") == CONTRADICTED
+        assert run.verdict("note-of-the-other-conclusion-turns-it") == FAILS
         return
     assert run.estimate("note_same.drift") == pytest.approx(0, abs=0.02)
     assert run.estimate("rest_opposite.recovery") == pytest.approx(0, abs=0.02)

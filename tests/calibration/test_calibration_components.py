@@ -14,7 +14,7 @@ from kvprobe.models import micro
 from kvprobe.probes.mechanism.sae.training import SAESettings
 from kvprobe.runs.claims import Outcome
 
-REPRODUCED, CONTRADICTED = Outcome.REPRODUCED, Outcome.CONTRADICTED
+HOLDS, FAILS = Outcome.HOLDS, Outcome.FAILS
 EXACT = 5e-3
 
 
@@ -28,7 +28,7 @@ def test_linear_probe(kind: str) -> None:
     assert run.estimate("conclusion.rule.accuracy") == (1.0 if notes else 0.5)
     assert run.estimate("conclusion.rule.vocabulary.accuracy") == (1.0 if notes else 0.5)
     assert 0.2 < run.estimate("shuffled.rule.accuracy") < 0.8
-    assert run.verdict("notes-hold-the-conclusion") == (REPRODUCED if notes else CONTRADICTED)
+    assert run.verdict("notes-hold-the-conclusion") == (HOLDS if notes else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -49,9 +49,9 @@ def test_timing(kind: str) -> None:
         assert run.estimate("patch_note.onset") == pytest.approx(1.5 / micro.LAYERS, abs=EXACT)
         assert run.estimate("patch.lead") == pytest.approx(2 / micro.LAYERS, abs=EXACT)
         assert 1 / micro.LAYERS < run.estimate("probe_note.onset") <= 2 / micro.LAYERS
-        assert run.verdict("noted-before-the-decision-by-patches") == REPRODUCED
+        assert run.verdict("noted-before-the-decision-by-patches") == HOLDS
     else:
-        assert run.verdict("noted-before-the-decision-by-patches") == CONTRADICTED
+        assert run.verdict("noted-before-the-decision-by-patches") == FAILS
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
@@ -68,7 +68,7 @@ def test_direction(kind: str) -> None:
     if notes:
         assert run.estimate("logistic.recovery") == pytest.approx(1, abs=0.1)
         assert run.estimate("chosen.depth") == 2 / micro.LAYERS
-    assert run.verdict("one-direction-carries-part") == (REPRODUCED if notes else CONTRADICTED)
+    assert run.verdict("one-direction-carries-part") == (HOLDS if notes else FAILS)
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])

@@ -26,9 +26,16 @@ from kvprobe.runs import ExperimentConfig, SectionResult, provenance, run_sectio
 LABELS = {"field_only.recovery": "field\nonly", "downstream.recovery": "downstream"}
 PAUSE = "KVPROBE_TEST_SECONDS_A_CELL"
 CLAIMS = [
-    {"id": "local", "statement": "field_only.recovery < 0.15", "paper_value": 0.02, "source": "section 3"},
-    {"id": "rest", "statement": "downstream.recovery < 0.5", "headline": True},
-    {"id": "edge", "statement": "field_only.recovery < 0.075", "headline": True},
+    {
+        "id": "local",
+        "kind": "paper",
+        "statement": "field_only.recovery < 0.15",
+        "paper_value": 0.02,
+        "source": "section 3",
+    },
+    {"id": "rest", "kind": "critique", "statement": "downstream.recovery < 0.5", "headline": True},
+    {"id": "edge", "kind": "critique", "statement": "field_only.recovery < 0.075", "headline": True},
+    {"id": "sure", "kind": "identity", "statement": "field_only.recovery < 5"},
 ]
 
 

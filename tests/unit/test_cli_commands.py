@@ -200,7 +200,7 @@ def test_looking_at_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     finished = finished_run(tmp_path, monkeypatch)
     for target in ("locality", str(finished.folder)):
         shown = call("show", target, "--results", str(tmp_path), "--effects")
-        assert "contradicted" in shown.output
+        assert "fails" in shown.output
         assert "shapley_field.recovery" in shown.output
     rows = tmp_path / "rows.csv"
     told = call("explain", "locality/red/field_only.recovery", "--results", str(tmp_path), "--csv", str(rows))
@@ -219,7 +219,7 @@ def test_a_run_with_a_failed_model_exits_with_1_and_still_shows_verdicts(
     monkeypatch.setattr("kvprobe.runs.run_section", lambda *_, **__: SectionResult("section3", (finished,)))
     result = call("run", EXPERIMENT, "--models", "qwen3-8b", "--results", str(tmp_path))
     assert result.exit_code == 1
-    assert "reproduced" in result.stdout
+    assert "holds" in result.stdout
     assert "locality.png" in result.stdout
     assert "failed" in result.stderr
 

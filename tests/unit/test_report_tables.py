@@ -53,14 +53,14 @@ def test_every_claim_and_model_has_a_verdict(result: RunResult) -> None:
     lines = verdict_lines(result)
     outcomes = {(line.claim, line.model): str(line.outcome) for line in lines}
     assert outcomes == {
-        ("local", "red"): "reproduced",
-        ("wrong", "red"): "contradicted",
+        ("local", "red"): "holds",
+        ("wrong", "red"): "fails",
         ("local", "broken"): "not applicable",
         ("wrong", "broken"): "not applicable",
     }
     for width in (60, 80, 120):
         text = shown(verdict_tables(result, width), width)
-        assert "contradicted" in text
+        assert "fails" in text
         assert "24/" in text
         assert max(map(len, text.splitlines())) <= width
 
@@ -68,7 +68,7 @@ def test_every_claim_and_model_has_a_verdict(result: RunResult) -> None:
 def test_markdown_keeps_its_columns(result: RunResult) -> None:
     table = verdict_markdown(result).split("\n\n")[0].splitlines()
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
-    assert "✗ contradicted" in verdict_markdown(result)
+    assert "✗ fails" in verdict_markdown(result)
     assert markdown_table(("a",), [("b|c",)]).endswith("| b\\|c |")
 
 

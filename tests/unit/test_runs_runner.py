@@ -69,8 +69,8 @@ def test_from_experiment_to_verdicts(tmp_path: Path, probe: FakeProbe) -> None:
     assert red.gate.included == red.gate.measured
     assert red.effect("field_only.recovery").estimate == pytest.approx(0.05, abs=0.05)
     outcomes = {(verdict.claim, verdict.model): verdict.outcome for verdict in result.verdicts}
-    assert outcomes["local", "red"] is Outcome.REPRODUCED
-    assert outcomes["rest", "blue"] is Outcome.CONTRADICTED
+    assert outcomes["local", "red"] is Outcome.HOLDS
+    assert outcomes["rest", "blue"] is Outcome.FAILS
     assert not result.failed
     with pytest.raises(UnknownNameError, match=r"field_only\.recovery"):
         red.effect("field_only.recover")
@@ -310,7 +310,7 @@ def test_a_failed_cell_is_told_and_the_others_are_kept(tmp_path: Path, probe: Fa
     assert len(red.cells) == len(blue.cells) - 1
     assert result.failed
     by_model = {verdict.model: verdict.outcome for verdict in result.verdicts if verdict.claim == "local"}
-    assert by_model == {"red": Outcome.NOT_APPLICABLE, "blue": Outcome.REPRODUCED}
+    assert by_model == {"red": Outcome.NOT_APPLICABLE, "blue": Outcome.HOLDS}
     probe.before = lambda subject, pairs: None
     probe.measured.clear()
     again = run(tmp_path)

@@ -104,6 +104,20 @@ def test_proportion_with_clusters(clusters: int) -> None:
     assert coverage(simulate, 0.7) >= 0.93
 
 
+@pytest.mark.parametrize("clusters", [8, 20, 30])
+@pytest.mark.parametrize("alike", [0.1, 0.5, 0.99])
+def test_proportion_near_one_where_scores_are_often_perfect(clusters: int, alike: float) -> None:
+    """However alike the rows of a cluster are, averaged over shares from 0.75 to 1 (which Wilson oscillates over)."""
+    labels = np.repeat(np.arange(clusters), 2)
+    draw, hits = np.random.Generator(np.random.PCG64(3)), []
+    for _ in range(EXPERIMENTS):
+        truth, strength = draw.uniform(0.75, 0.999), 1 / alike - 1
+        shares = draw.beta(truth * strength, (1 - truth) * strength, size=clusters)
+        effect = proportion("p", draw.random(len(labels)) < shares[labels], clusters=labels)
+        hits.append(effect.low <= truth <= effect.high)
+    assert np.mean(hits) >= 0.93
+
+
 @pytest.mark.parametrize("n", [5, 10, 19])
 def test_jackknife_of_a_correlation_like_statistic(n: int) -> None:
     def simulate(draw: Draw) -> Effect:

@@ -178,6 +178,22 @@ def test_proportion_is_wilson() -> None:
     assert (effect.low, effect.high) == pytest.approx((0.3968, 0.8922), abs=1e-4)
 
 
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, max_size=25))
+def test_no_sample_is_told_as_better_than_a_perfect_one(clusters: list[tuple[int, int]]) -> None:
+    labels = np.repeat(np.arange(len(clusters)), [size for _, size in clusters])
+    rows = np.concatenate([np.arange(size) < successes for successes, size in clusters])
+    some, all_of_them = (proportion("p", r, clusters=labels) for r in (rows, np.ones_like(rows)))
+    assert some.low <= all_of_them.low + 1e-12
+    assert all_of_them.low == pytest.approx(0.05 ** (1 / len(clusters)))
+    assert all_of_them.method == "exact binomial"
+
+
+@given(st.integers(1, 80))
+def test_a_share_of_independent_rows_rises_with_every_success(n: int) -> None:
+    lows = [proportion("p", np.arange(n) < k).low for k in range(n + 1)]
+    assert lows == sorted(lows)
+
+
 def test_clusters_widen_a_proportion() -> None:
     rows = np.repeat(rng().integers(0, 2, size=20), 10)
     alone = proportion("p", rows)

@@ -39,7 +39,7 @@
     let shown = 0;
     for (const row of rows) {
       const fits = words.every((word) => texts.get(row).includes(word))
-        && ["outcome", "section", "model"].every((name) => !chosen(name) || row.dataset[name] === chosen(name))
+        && ["outcome", "kind", "section", "model"].every((name) => !chosen(name) || row.dataset[name] === chosen(name))
         && (!headlines || "headline" in row.dataset);
       row.hidden = !fits;
       shown += fits;

@@ -15,6 +15,7 @@ from kvprobe.errors import KvprobeError
 from kvprobe.html.page.charts import Chart, Mark, Model
 from kvprobe.html.page.views import views_of
 from kvprobe.html.templating import render
+from kvprobe.report.counts import TITLES
 from kvprobe.report.reference import paper_model, paper_values
 from kvprobe.report.section_tables import HEADLINE, p_text
 from kvprobe.report.tables import number, short
@@ -156,10 +157,11 @@ def _facts(mark: Mark, result: RunResult, models: Sequence[Model]) -> tuple[list
 
 def _judged(claim: Claim, verdict: Verdict) -> dict[str, str]:
     lost = "" if verdict.survives else " († not supported after adjustment)"
-    p = f"{p_text(verdict.p_value)}; adjusted {p_text(verdict.p_adjusted)}{lost}"
+    p = f"{p_text(verdict.p_value, verdict.p_reason)}; adjusted {p_text(verdict.p_adjusted)}{lost}"
     title = f"{HEADLINE} Claim {claim.id}" if claim.headline else f"Claim {claim.id}"
-    told = render("page/claim", title=title, claim=claim, verdict=verdict, facts=[("source", claim.source), ("p", p)])
-    return {"statement": claim.statement, "outcome": verdict.outcome, "html": told}
+    facts = [("kind", TITLES[claim.kind]), ("source", claim.source), ("p", p)]
+    told = render("page/claim", title=title, claim=claim, verdict=verdict, facts=facts)
+    return {"statement": claim.statement, "outcome": verdict.word, "html": told}
 
 
 def _about(result: RunResult, name: str) -> str:

@@ -17,11 +17,12 @@ from markupsafe import Markup
 from kvprobe.html.page.charts import themes
 from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
+from kvprobe.report.counts import TITLES, by_kind, count_sentence
 from kvprobe.report.section import sample_of
 from kvprobe.report.section_tables import HEADLINE, LOST, p_text
 from kvprobe.report.tables import interval, number, short
 from kvprobe.report.write import write_text
-from kvprobe.runs.claims import Outcome, Verdict
+from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
 from kvprobe.runs.results import CONFIG, Failure, RunResult, Status, failure_of, find_runs, load_result
 from kvprobe.runs.section import SectionResult, sections_of
 from kvprobe.runs.store import SHORT_HASH
@@ -57,6 +58,8 @@ class Line:
             "ours": "–" if effect is None else interval(effect),
             "estimate": None if effect is None else effect.estimate,
             "p": p_text(verdict.p_adjusted),
+            "word": verdict.word,
+            "kind": TITLES[verdict.kind],
         }
 
 
@@ -108,8 +111,10 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
     return render(
         "page/page",
         sections=shown,
-        lines=lines,
+        lines=sorted(lines, key=lambda line: list(TITLES).index(line.verdict.kind)),
         counts=_counted(lines),
+        counted=count_sentence(line.verdict for line in lines),
+        kinds=[TITLES[kind] for kind, _ in by_kind(line.verdict for line in lines)],
         models=list(dict.fromkeys(line.verdict.model for line in lines)),
         failures=failures,
         headline=HEADLINE,
@@ -167,18 +172,19 @@ def _experiment(result: RunResult, verdicts: Sequence[Verdict], made: Experiment
 
 
 def _counted(lines: Iterable[Line]) -> list[tuple[str, Counter[Outcome], int]]:
-    """Verdicts by section, by model and altogether, with how many an adjusted p does not support."""
-    lines = list(lines)
-    groups: dict[str, list[Line]] = {}
-    for line in lines:
-        groups.setdefault(title_of(line.section), []).append(line)
-    for model in dict.fromkeys(line.verdict.model for line in lines):
-        groups[short(model)] = [line for line in lines if line.verdict.model == model]
-    groups[f"{HEADLINE} headline claims"] = [line for line in lines if line.verdict.headline]
-    groups["all"] = lines
+    """Verdicts by kind; without checks by section, by model and altogether; each with what adjustment takes away."""
+    lines = [line for line in lines if not line.verdict.shown_in]
+    groups = {TITLES[kind]: own for kind, own in by_kind(line.verdict for line in lines)}
+    results = [line for line in lines if line.verdict.kind is not ClaimKind.IDENTITY]
+    for section in dict.fromkeys(line.section for line in results):
+        groups[title_of(section)] = [line.verdict for line in results if line.section == section]
+    for model in dict.fromkeys(line.verdict.model for line in results):
+        groups[short(model)] = [line.verdict for line in results if line.verdict.model == model]
+    groups[f"{HEADLINE} headline claims"] = [line.verdict for line in results if line.verdict.headline]
+    groups["all but checks"] = [line.verdict for line in results]
     return [
-        (name, Counter(line.verdict.outcome for line in of_group), sum(not line.verdict.survives for line in of_group))
-        for name, of_group in groups.items()
+        (name, Counter(verdict.outcome for verdict in own), sum(not verdict.survives for verdict in own))
+        for name, own in groups.items()
     ]
 
 

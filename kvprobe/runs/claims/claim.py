@@ -93,12 +93,12 @@ class Claim(BaseModel):
         """Whether it is about a model, which the paper's model `paper_model` shares its architecture with."""
         return not self.models or model in self.models or paper_model in self.models
 
-    def paper_value_of(self, model: str, paper_model: str | None) -> float | None:
-        """The paper's value for a model: its own, else that of the paper's model of its architecture."""
+    def paper_value_of(self, model: str, paper_model: str | None) -> tuple[float | None, bool]:
+        """The paper's value for a model, and whether it is of that model or of the paper's of its architecture."""
         for name in (model, paper_model):
             if name in self.paper_values:
-                return self.paper_values[name]
-        return self.paper_value
+                return self.paper_values[name], True
+        return self.paper_value, False
 
     def _refuse_what_the_paper_violates(self) -> None:
         concerned = {*self.models, *(standing(model).paper_model for model in self.models)}

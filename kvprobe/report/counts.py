@@ -1,0 +1,63 @@
+"""Verdicts counted, kinds of claims apart: a check of the implementation is no result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
+
+TITLES: dict[ClaimKind | None, str] = {
+    ClaimKind.PAPER: "The paper's claims",
+    ClaimKind.CRITIQUE: "Our own controls",
+    ClaimKind.COST: "Costs",
+    None: "Claims without a kind",
+    ClaimKind.IDENTITY: "Checks, true by construction",
+}
+_SHORT = {
+    ClaimKind.PAPER: "paper",
+    ClaimKind.CRITIQUE: "controls",
+    ClaimKind.COST: "costs",
+    None: "without a kind",
+    ClaimKind.IDENTITY: "checks",
+}
+_SAID = {
+    Outcome.HOLDS: "hold",
+    Outcome.FAILS: "fail",
+    Outcome.OPEN: "open",
+    Outcome.UNDERPOWERED: "need more pairs",
+    Outcome.NOT_APPLICABLE: "not applicable",
+}
+
+
+def by_kind(verdicts: Iterable[Verdict]) -> Iterator[tuple[ClaimKind | None, list[Verdict]]]:
+    """The verdicts kind by kind, the paper's claims first and checks last, each kind in the order given."""
+    verdicts = list(verdicts)
+    for kind in TITLES:
+        if own := [verdict for verdict in verdicts if verdict.kind is kind]:
+            yield kind, own
+
+
+def counted(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Those that count: a measurement shown by several experiments is counted once."""
+    return [verdict for verdict in verdicts if not verdict.shown_in]
+
+
+def count_sentence(verdicts: Iterable[Verdict]) -> str:
+    """`paper: 80 hold, 12 fail (61 with the paper's number for the same architecture) · checks: 42 of 42 pass`."""
+    return " · ".join(f"{_SHORT[kind]}: {_counts(kind, own)}" for kind, own in by_kind(counted(verdicts)))
+
+
+def _counts(kind: ClaimKind | None, verdicts: Sequence[Verdict]) -> str:
+    outcomes = Counter(verdict.outcome for verdict in verdicts)
+    if kind is ClaimKind.IDENTITY:
+        measured = len(verdicts) - outcomes[Outcome.NOT_APPLICABLE]
+        return f"{outcomes[Outcome.HOLDS]} of {measured} pass"
+    # A model that is named reproduces for itself: its name is in the word of each verdict.
+    words = Counter(_SAID[v.outcome] if v.word == v.outcome else v.word.partition(" ")[0] for v in verdicts)
+    order = ["reproduced", "contradicted", *_SAID.values()]
+    told = ", ".join(f"{words[word]} {word}" for word in order if words[word])
+    beside = sum(v.paper_matches and v.outcome is Outcome.HOLDS for v in verdicts)
+    return told + (
+        f" ({beside} with the paper's number for the same architecture)" if kind is ClaimKind.PAPER and beside else ""
+    )

@@ -1,0 +1,11 @@
+from .claim import Claim as Claim
+from .claim import ClaimKind as ClaimKind
+from .families import adjust as adjust
+from .families import adjust_headlines as adjust_headlines
+from .judging import judge as judge
+from .judging import not_applicable as not_applicable
+from .statement import Statement as Statement
+from .statement import parse_statement as parse_statement
+from .verdict import Outcome as Outcome
+from .verdict import Verdict as Verdict
+from .verdict import told_by as told_by
