@@ -92,7 +92,7 @@ def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, An
         console.print(f"\nFigure: {report.figures[0]}\nReport: {report.summary}", soft_wrap=True)
         if result.failed:
             typer.echo(_SOME_FAILED, err=True)
-    return section.failed
+    return _calibration_fails(section) or section.failed
 
 
 def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str, Any]) -> bool:
@@ -116,7 +116,19 @@ def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str
         tell_failure(failure, named=True)
     if failures or section.failed:
         typer.echo(_SOME_FAILED, err=True)
-    return bool(failures) or section.failed
+    return _calibration_fails(section) or bool(failures) or section.failed
+
+
+def _calibration_fails(section: SectionResult) -> bool:
+    """Say where a model set by hand gives another outcome than a claim declares. Returns whether one does."""
+    from kvprobe.runs.calibration import calibration_faults
+
+    faults = calibration_faults(section.results)
+    for fault in faults:
+        typer.echo(f"Calibration: {fault}", err=True)
+    if faults:
+        typer.echo(f"Error: {len(faults)} outcomes on models set by hand are not those that claims declare.", err=True)
+    return bool(faults)
 
 
 def _run(configs: list[ExperimentConfig], results: Path, place: dict[str, Any], **listeners: Any) -> SectionResult:

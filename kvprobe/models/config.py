@@ -21,6 +21,8 @@ from kvprobe.yaml_files import read_yaml
 
 # In the order in which they are listed.
 Tier = Literal["organism", "micro", "local", "pocket", "paper"]
+HAND_SET = "micro-"
+"""What the names of models begin with whose weights are set by hand; claims name them without it."""
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 

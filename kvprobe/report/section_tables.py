@@ -15,14 +15,15 @@ from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.runs.section import SectionResult
 
-HEADLINE, LOST = "★", "†"
+HEADLINE, LOST, ALIKE = "★", "†", "≈"
 _COLUMNS = ("model", "paper", "ours", "p adj.", "verdict")
 _WIDE = 100
 """From this many characters on there is room for the counts."""
 _KEY = (
     f"{HEADLINE} headline claim. p adj.: two-sided p value of the claim's boundary, adjusted for multiple testing "
     "(Holm over the section's headline claims, Benjamini-Hochberg within an experiment for the others); – no test. "
-    f"{LOST} the adjusted p value no longer supports the verdict."
+    f"{LOST} the adjusted p value no longer supports the verdict. {ALIKE} the claim comes out alike on the models "
+    "set by hand, with notes and without."
 )
 _COUNTS = "n/cl/excl: included measurements / independent clusters / excluded by the gate."
 
@@ -75,7 +76,7 @@ def verdict_markdown(section: SectionResult) -> str:
         for result, verdict in lines:
             if verdict.kind is kind:
                 model, paper, ours, counts, adjusted, outcome = _cells(verdict, wide=True)
-                claim = f"{HEADLINE if verdict.headline else ''} `{verdict.statement}` {verdict.claim}".strip()
+                claim = f"{marks(verdict)} `{verdict.statement}` {verdict.claim}".strip()
                 p = p_text(verdict.p_value, verdict.p_reason)
                 rows.append(
                     (result.config.name, claim, model, paper, ours, counts, p, adjusted, outcome, verdict.source)
@@ -151,7 +152,12 @@ def _row(cells: Sequence[str], widths: Sequence[int], style: str, last_style: st
 
 
 def _claim(verdict: Verdict) -> str:
-    return f"{HEADLINE} {verdict.statement}" if verdict.headline else verdict.statement
+    return f"{marks(verdict)} {verdict.statement}".strip()
+
+
+def marks(verdict: Verdict) -> str:
+    """What stands before the claim: a headline, one that calibration does not support."""
+    return (HEADLINE if verdict.headline else "") + ("" if verdict.tells_apart else ALIKE)
 
 
 def p_text(value: float | None, why_none: str = "") -> str:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvprobe.errors import ConfigError
-from kvprobe.runs.claims import Claim
+from kvprobe.runs.claims import Claim, ClaimKind
 from kvprobe.runs.experiments import experiment_file, located
 from kvprobe.runs.validation import validated
 from kvprobe.shipped import shipped
@@ -20,6 +20,8 @@ from kvprobe.stats import StatisticsConfig
 from kvprobe.yaml_files import mapping, read_yaml
 
 MAXIMUM_INCLUDES = 8
+CALIBRATION = "calibration"
+"""Profile of the models whose weights are set by hand."""
 
 
 class TaskConfig(BaseModel):
@@ -125,8 +127,8 @@ class ExperimentConfig(BaseModel):
 
     @property
     def hash(self) -> str:
-        """sha256 of everything the file says, claims included; not of where the file lies."""
-        content = self.model_dump(mode="json", exclude={"source", "profile"})
+        """sha256 of all that is measured and how; not of the claims on it, nor of where the file lies."""
+        content = self.model_dump(mode="json", exclude={"source", "profile", "claims"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_yaml(self) -> str:
@@ -168,7 +170,19 @@ def load_config(
     for key in ("profile", "source"):
         if key in values:
             raise ConfigError(f"{file}: {key!r} is not a known key; remove it, kvprobe sets it.")
-    return validated(ExperimentConfig, {**values, "profile": profile, "source": str(path)}, where=str(file))
+    config = validated(ExperimentConfig, {**values, "profile": profile, "source": str(path)}, where=str(file))
+    if CALIBRATION in profiles:
+        _refuse_uncalibrated(config)
+    return config
+
+
+def _refuse_uncalibrated(config: ExperimentConfig) -> None:
+    for claim in config.claims:
+        if not claim.calibration and claim.kind in (ClaimKind.PAPER, ClaimKind.CRITIQUE):
+            raise ConfigError(
+                f"{config.where}: the claim {claim.id!r} does not say how it comes out on the models set by hand; add "
+                "calibration: {note-taker: holds, reader: fails}, or {same: why it cannot tell them apart}."
+            )
 
 
 def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

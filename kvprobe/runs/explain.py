@@ -118,7 +118,7 @@ def command_of(result: RunResult) -> str:
 
 def _gives(result: RunResult) -> bool:
     try:
-        return load_config(result.config.source, profile=result.config.profile).hash == result.hash
+        return load_config(result.config.source, profile=result.config.profile).hash == result.config.hash
     except ConfigError:
         return False
 

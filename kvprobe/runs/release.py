@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from kvprobe.errors import StoreError
-from kvprobe.runs.results import LOG, ROWS, SUMMARY, find_runs, load_result
-from kvprobe.runs.store import json_bytes, parquet_bytes, write_atomically
+from kvprobe.runs.judgement import judged_again
+from kvprobe.runs.results import CONFIG, LOG, ROWS, SUMMARY, find_runs, load_result
+from kvprobe.runs.store import SHORT_HASH, json_bytes, parquet_bytes, write_atomically
 
 _COLOURS = 64
 _DRAWN_AGAIN = ("*.png", "*.svg", "*.md")
@@ -23,8 +25,10 @@ _OF_A_MACHINE = ("host", "process")
 def release(results_dir: str | Path) -> list[Path]:
     """Write finished runs again in their light form, in place.
 
-    A summary keeps the effects that claims are about, since rows give the others again; rows are compressed without
-    loss; figures and reports of single runs go, and those of sections stay, with few colours; logs name no host.
+    Claims are those that the experiment's file makes today, judged from the rows; nothing is measured. The folder is
+    called by today's hash. A summary keeps the effects that claims are about, since rows give the others again; rows
+    are compressed without loss; figures and reports of single runs go, and those of sections stay, with few colours;
+    logs name no host.
 
     Args:
         results_dir: of all results, or of one run.
@@ -40,8 +44,7 @@ def release(results_dir: str | Path) -> list[Path]:
     if not runs:
         raise StoreError(f"{root} holds no finished run; run an experiment first, or give another folder.")
     try:
-        for folder in runs:
-            _lighten(folder)
+        runs = [_lightened(folder) for folder in runs]
         (root / "report.md").unlink(missing_ok=True)
         for figure in root.glob("section*.png"):
             write_atomically(figure, light_png(figure.read_bytes()))
@@ -64,9 +67,12 @@ def light_png(data: bytes) -> bytes:
     return sink.getvalue()
 
 
-def _lighten(folder: Path) -> None:
-    write_atomically(folder / SUMMARY, json_bytes(load_result(folder).to_record(light=True)))
-    write_atomically(folder / ROWS, parquet_bytes(pq.read_table(folder / ROWS)))
+def _lightened(folder: Path) -> Path:
+    """Write the run in its light form; returns where it is then."""
+    result = judged_again(load_result(folder))
+    write_atomically(folder / SUMMARY, json_bytes(result.to_record(light=True)))
+    write_atomically(folder / CONFIG, result.config.to_yaml().encode())
+    write_atomically(folder / ROWS, parquet_bytes(_of_experiment(pq.read_table(folder / ROWS), result.hash)))
     if (folder / LOG).is_file():
         entries = map(json.loads, (folder / LOG).read_text(encoding="utf-8").splitlines())
         write_atomically(
@@ -75,6 +81,15 @@ def _lighten(folder: Path) -> None:
     for pattern in _DRAWN_AGAIN:
         for file in folder.glob(pattern):
             file.unlink()
+    return folder.rename(folder.parent / result.hash[:SHORT_HASH])
+
+
+def _of_experiment(rows: pa.Table, experiment: str) -> pa.Table:
+    """Rows that name the experiment by its hash of today."""
+    if "experiment" not in rows.column_names:
+        return rows
+    place = rows.column_names.index("experiment")
+    return rows.set_column(place, "experiment", pa.array([experiment] * rows.num_rows))
 
 
 def _light(entry: dict[str, Any]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class RunResult(Viewable):
 
 _MODEL = TypeAdapter(ModelResult)
 _VERDICT = TypeAdapter(Verdict)
-_TOLD_BY_CLAIM = {"statement", "kind", "source", "paper_value", "paper_matches", "headline", "shown_in"}
+_TOLD_BY_CLAIM = {"statement", "kind", "source", "paper_value", "paper_matches", "headline", "tells_apart", "shown_in"}
 
 
 def load_result(folder: str | Path) -> RunResult:
@@ -208,13 +208,19 @@ def _read_model(record: Mapping[str, Any], config: ExperimentConfig, folder: Pat
     left_out = record.get("effects_left_out", 0)
     model = _MODEL.validate_python({key: value for key, value in record.items() if key != "effects_left_out"})
     kept = tuple(model.effects)
-    again = partial(_effects_of, model, config, folder)
+    again = partial(effects_of_rows, model, config, folder)
     # Summaries of earlier versions do not say which rows an effect was made of.
     incomplete = left_out or any(effect.rows is None for effect in kept)
     return replace(model, effects=EffectsOfRows(kept, left_out, again) if incomplete else kept)
 
 
-def _effects_of(model: ModelResult, config: ExperimentConfig, folder: Path) -> tuple[Effect, ...]:
+def effects_of_rows(model: ModelResult, config: ExperimentConfig, folder: Path) -> tuple[Effect, ...]:
+    """The effects of a model that today's reading makes of a run's rows.
+
+    Raises:
+        StoreError: the rows cannot be read.
+        UnknownNameError: the run's probe is not installed.
+    """
     from kvprobe.runs.preparation import make_probe
 
     rows = read_rows(folder)

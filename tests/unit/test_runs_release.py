@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import section_fakes
+import yaml
 from PIL import Image
 from section_fakes import experiment, run
 from typer.testing import CliRunner
@@ -98,3 +99,35 @@ def test_the_command_says_what_it_did(tmp_path: Path, section: SectionResult) ->
     done = CliRunner().invoke(app, ["release", str(tmp_path / "empty")])
     assert done.exit_code == 1
     assert "holds no finished run" in done.output
+
+
+def test_claims_of_today_are_judged_on_what_was_measured(tmp_path: Path, section: SectionResult) -> None:
+    (before,) = section.results
+    file = tmp_path / "one.yaml"
+    kept, added = section_fakes.CLAIMS[0], section_fakes.CLAIMS[1]
+    changed = {**kept, "statement": "field_only.recovery > 0.15", "paper_value": 0.9}
+    lost = {"id": "lost", "kind": "critique", "statement": "elsewhere.recovery > 0"}
+    content = yaml.safe_load(before.config.to_yaml())
+    file.write_text(yaml.safe_dump({**content, "claims": [changed, added, lost]}))
+    old = json.loads((before.folder / SUMMARY).read_text())
+    # As a version that hashed claims and had other words for outcomes left it.
+    for verdict in old["verdicts"]:
+        verdict["outcome"] = {"holds": "reproduced", "fails": "contradicted"}.get(verdict["outcome"], "inconclusive")
+        del verdict["tier"], verdict["paper_model"], verdict["p_reason"]
+    moved = before.folder.rename(before.folder.parent / "0123456789ab")
+    (moved / SUMMARY).write_text(json.dumps({**old, "source": str(file), "hash": "0123456789ab" * 5}))
+    assert [v.outcome for v in load_result(moved).verdicts] == [v.outcome for v in before.verdicts]
+    (folder,) = release(moved)
+    after = load_result(folder)
+    assert folder == before.folder
+    assert after.hash == before.hash
+    assert set(after.rows()["experiment"]) == {before.hash}
+    outcomes = {(v.claim, v.model): str(v.outcome) for v in after.verdicts}
+    assert outcomes["local", "red"] == "fails"
+    assert outcomes["rest", "red"] == "fails"
+    assert outcomes["lost", "red"] == "not applicable"
+    assert next(v for v in after.verdicts if v.claim == "lost").reason == (
+        "This run did not measure elsewhere.recovery; run the experiment again."
+    )
+    assert after.config.claims[0].statement == "field_only.recovery > 0.15"
+    assert made_again(after) == made_again(before)

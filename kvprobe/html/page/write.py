@@ -19,7 +19,7 @@ from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
 from kvprobe.report.counts import TITLES, by_kind, count_sentence
 from kvprobe.report.section import sample_of
-from kvprobe.report.section_tables import HEADLINE, LOST, p_text
+from kvprobe.report.section_tables import ALIKE, HEADLINE, LOST, p_text
 from kvprobe.report.tables import interval, number, short
 from kvprobe.report.write import write_text
 from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
@@ -119,6 +119,7 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
         failures=failures,
         headline=HEADLINE,
         lost=LOST,
+        alike=ALIKE,
         themes=_json(themes()),
         plotly=_plotly(),
         style=asset("page.css"),

@@ -89,6 +89,17 @@ class Claim(BaseModel):
         """The statement as a region."""
         return parse_statement(self.statement)
 
+    @property
+    def same(self) -> str:
+        """Why it comes out alike on the hand-set models; empty where it tells them apart."""
+        return self.calibration.get(SAME, "")
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether it may come out otherwise on a model that takes no notes; false where it is declared not to."""
+        declared = {outcome for model, outcome in self.calibration.items() if model != SAME}
+        return not self.same and not (len(self.calibration) > 1 and len(declared) == 1)
+
     def about(self, model: str, paper_model: str | None) -> bool:
         """Whether it is about a model, which the paper's model `paper_model` shares its architecture with."""
         return not self.models or model in self.models or paper_model in self.models

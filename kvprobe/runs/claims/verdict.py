@@ -50,6 +50,7 @@ class Verdict(Viewable):
         kind: whose statement the claim is; `None` in summaries of earlier versions.
         paper_value: of the paper's model of the same architecture, else its number for all models.
         paper_matches: whether it is of the paper's model of the same architecture.
+        tells_apart: whether the claim comes out otherwise on a model set by hand that takes no notes.
         tier: of the model; see `kvprobe.models.config.ModelConfig`.
         paper_model: the paper's model it is set beside.
         p_value: of the boundary nearest to the estimate: two-sided, one-sided for a perfect score.
@@ -71,6 +72,7 @@ class Verdict(Viewable):
     paper_value: float | None = None
     paper_matches: bool = False
     headline: bool = False
+    tells_apart: bool = True
     tier: str | None = None
     paper_model: str | None = None
     p_value: float | None = None
@@ -119,6 +121,7 @@ def told_by(claim: Claim, model: str, beside: Standing) -> dict[str, Any]:
         "paper_value": paper_value,
         "paper_matches": matches,
         "headline": claim.headline,
+        "tells_apart": claim.tells_apart,
         "tier": beside.tier,
         "paper_model": beside.paper_model,
     }
