@@ -171,7 +171,7 @@ def load_config(
         if key in values:
             raise ConfigError(f"{file}: {key!r} is not a known key; remove it, kvprobe sets it.")
     config = validated(ExperimentConfig, {**values, "profile": profile, "source": str(path)}, where=str(file))
-    if CALIBRATION in profiles:
+    if CALIBRATION in profiles and config.section.startswith("3"):
         _refuse_uncalibrated(config)
     return config
 
