@@ -27,7 +27,8 @@ from transformers import (
 )
 
 from kvprobe.models.architectures.base import architecture_of
-from kvprobe.models.subject import ModelIdentity, Subject
+from kvprobe.models.identity import identify
+from kvprobe.models.subject import Subject
 
 VOCABULARY = 61
 WINDOW = 7
@@ -174,18 +175,7 @@ def build(
         model = model_class.from_config(deepcopy(config), attn_implementation=kernel).to(dtype).eval()
         adapter.settle(model)
     model.requires_grad_(False)
-    identity = ModelIdentity(
-        name=name,
-        source="random",
-        architecture=config.model_type,
-        weights_sha256="0" * 64,
-        tokenizer_sha256="0" * 64,
-        dtype=str(dtype),
-        attention=kernel,
-        device="cpu",
-        parameters=model.num_parameters(),
-    )
-    return Subject(name, model, None, adapter, identity)
+    return Subject(name, model, None, adapter, identify(model, None, name, "random"))
 
 
 def rounds_to_float32(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -123,16 +122,6 @@ def restored(weights: Sequence[torch.Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for weight, old in zip(weights, before, strict=True):
                 weight.copy_(old)
-
-
-def weights_fingerprint(model: Any) -> str:
-    """sha256 of all parameters and buffers: equal exactly when two states of a model are bit-equal."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted((*model.named_parameters(), *model.named_buffers()), key=lambda named: named[0]):
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def need(requests: Sequence[WeightRequest], method: str, most: int | None = None) -> None:

@@ -35,7 +35,7 @@ class Chunk:
         header: what it was compiled behind.
         header_tokens: how many tokens that was; their entries are not kept.
         receipt: what compiling it cost.
-        weights_sha256: of the model that compiled it, which alone may use it; empty where that is not known.
+        model_sha256: fingerprint of the model that compiled it, which alone may use it; empty where that is not known.
     """
 
     token_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class Chunk:
     header: Header = "none"
     header_tokens: int = 0
     receipt: Receipt = field(default_factory=Receipt)
-    weights_sha256: str = ""
+    model_sha256: str = ""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.cache):
@@ -61,11 +61,10 @@ class Chunk:
         Raises:
             UnsupportedError: it is another one.
         """
-        own = subject.identity.weights_sha256
-        if self.weights_sha256 not in ("", own):
+        if self.model_sha256 not in ("", subject.identity.fingerprint):
             raise UnsupportedError(
-                f"The chunk was compiled by a model of weights {self.weights_sha256[:16]} and {subject.name} has "
-                f"{own[:16]}; compile the text again with {subject.name}."
+                f"The chunk was compiled by a model of other weights, configuration or dtype than {subject.name}; "
+                f"compile the text again with {subject.name}."
             )
 
 
@@ -91,7 +90,7 @@ def precompile(
     head = header_ids(subject, header, before)
     result = prefill(subject, (*head, *ids))
     entries = result.cache.take(slice(len(head), None))
-    return Chunk(ids, entries, header, len(head), result.receipt, subject.identity.weights_sha256)
+    return Chunk(ids, entries, header, len(head), result.receipt, subject.identity.fingerprint)
 
 
 def compile_behind(subject: Subject, ids: Sequence[int], header: Header, before: Sequence[int]) -> Chunk:

@@ -26,7 +26,8 @@ from kvprobe.engine.cache import LayerKV
 from kvprobe.engine.forward import clock, logits_of
 from kvprobe.errors import ConfigError, UnsupportedError
 from kvprobe.models.architectures.hybrid import Qwen3NextHybrid, hybrid_of
-from kvprobe.models.subject import ModelIdentity, Subject
+from kvprobe.models.identity import identify
+from kvprobe.models.subject import Subject
 
 _PROJECTIONS = ("k_proj", "v_proj")
 
@@ -128,8 +129,7 @@ class HybridComposed:
 def hybrid_subject(model: Any, tokenizer: Any = None, name: str | None = None) -> Subject:
     """A loaded Hugging Face hybrid, frozen and in eval mode, for the functions of this module and no others.
 
-    `load_subject` refuses hybrids, as all operations of the engine do with what this returns. Weights and tokenizer are
-    not hashed, so no record can be made with it.
+    `load_subject` refuses hybrids, as all operations of the engine do with what this returns.
 
     Raises:
         UnsupportedError: the model is no hybrid that kvprobe composes.
@@ -138,18 +138,7 @@ def hybrid_subject(model: Any, tokenizer: Any = None, name: str | None = None) -
     model.requires_grad_(False).eval()
     adapter.settle(model)
     name = name or model.config.name_or_path or model.config.model_type
-    identity = ModelIdentity(
-        name=name,
-        source="handed over",
-        architecture=model.config.model_type,
-        weights_sha256="",
-        tokenizer_sha256="",
-        dtype=str(model.dtype).removeprefix("torch."),
-        attention=model.config._attn_implementation,
-        device=str(model.device),
-        parameters=model.num_parameters(),
-    )
-    return Subject(name, model, tokenizer, adapter, identity)
+    return Subject(name, model, tokenizer, adapter, identify(model, tokenizer, name, "handed over"))
 
 
 def compile_chunk(

@@ -27,17 +27,27 @@ from kvprobe.errors import ConfigError, StoreError, UnknownNameError, Unsupporte
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
 
-FORMAT = "kvprobe chunk 1"
+FORMAT = "kvprobe chunk 2"
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What must be the same, and how a user would call it.
 _IDENTITY = {
     "weights_sha256": "weights",
+    "config_sha256": "configuration",
     "tokenizer_sha256": "tokenizer",
-    "rope_sha256": "RoPE frequencies or scaling",
     "dtype": "dtype",
 }
-_KEYS = (*_IDENTITY, "version", "model", "header", "header_tokens", "tokens", "content_sha256", "receipt")
+_KEYS = (
+    *_IDENTITY,
+    "version",
+    "model",
+    "model_sha256",
+    "header",
+    "header_tokens",
+    "tokens",
+    "content_sha256",
+    "receipt",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Skill:
         header_tokens: how many tokens that was.
         nbytes: of its file.
         model: name of the model that compiled it.
-        identity: weights, tokenizer and RoPE as sha256, and dtype: what a model must share to use it.
+        identity: weights, configuration and tokenizer as sha256, and dtype: what a model must share to use it.
         version: of kvprobe that wrote it.
         receipt: what compiling it cost.
     """
@@ -87,24 +97,18 @@ class SkillLibrary:
         Raises:
             ConfigError: the name cannot be a file's, or is taken and `replace` is not set.
             StoreError: the folder cannot be written.
-            UnsupportedError: another model compiled the chunk, it is not of this model's dtype or number of layers, or
-                its RoPE cannot be moved.
+            UnsupportedError: another model compiled the chunk, or its RoPE cannot be moved.
         """
         path = self.path(name)
         if path.exists() and not replace:
             raise ConfigError(f"There is a skill {name!r} in {self.folder} already; replace it or choose another name.")
         chunk.check_model(subject)
         identity = skill_identity(subject)
-        held = str(chunk.cache.layers[0].keys.dtype)
-        if held != str(subject.dtype) or len(chunk.cache.layers) != subject.layers:
-            raise UnsupportedError(
-                f"The chunk has {len(chunk.cache.layers)} layers of {held} and {subject.name} has {subject.layers} of "
-                f"{subject.dtype}, so it did not compile it; compile it with this model."
-            )
         metadata = {
             "format": FORMAT,
             "version": _version(),
             "model": subject.name,
+            "model_sha256": subject.identity.fingerprint,
             **identity,
             "header": chunk.header,
             "header_tokens": str(chunk.header_tokens),
@@ -126,7 +130,7 @@ class SkillLibrary:
         Raises:
             ConfigError: the name cannot be a file's.
             UnknownNameError: there is no such skill; with the nearest names.
-            UnsupportedError: it was compiled by another model, tokenizer, RoPE or dtype.
+            UnsupportedError: it was compiled with other weights, configuration, tokenizer or dtype.
             StoreError: its file is broken or is no chunk.
         """
         path = self._existing(name)
@@ -212,27 +216,13 @@ class SkillLibrary:
 
 
 def skill_identity(subject: Subject) -> dict[str, str]:
-    """What a model must share with the one that compiled a chunk: sha256 of weights, tokenizer and RoPE, and dtype.
-
-    The RoPE's covers the frequencies and the scaling of every layer.
+    """What a model must share with the one that compiled a chunk; its configuration covers RoPE and its scaling.
 
     Raises:
         UnsupportedError: the RoPE scaling does not allow moving, so that a chunk could never be placed.
     """
-    digest = hashlib.sha256()
-    for table in subject.architecture.rotary(subject.model):
-        for part in fields(table):
-            value = getattr(table, part.name)
-            if isinstance(value, Tensor):
-                value = (str(value.dtype), value.tolist())
-            digest.update(f"{part.name} {value!r}\n".encode())
-    identity = subject.identity
-    return {
-        "weights_sha256": identity.weights_sha256,
-        "tokenizer_sha256": identity.tokenizer_sha256,
-        "rope_sha256": digest.hexdigest(),
-        "dtype": str(subject.dtype),
-    }
+    subject.architecture.rotary(subject.model)
+    return {key: getattr(subject.identity, key) for key in _IDENTITY}
 
 
 def _check_identity(path: Path, metadata: Mapping[str, str], subject: Subject) -> None:
@@ -283,7 +273,7 @@ def _chunk(file: Any, metadata: Mapping[str, str]) -> Chunk:
         _header(metadata),
         int(metadata["header_tokens"]),
         Receipt(**json.loads(metadata["receipt"])),
-        metadata["weights_sha256"],
+        metadata["model_sha256"],
     )
 
 

@@ -85,6 +85,8 @@ class ModelConfig(BaseModel):
             architecture.
         licence: under which the weights may be used.
         sha256: of the weight file; of several files, see `kvprobe.models.files.sha256_of_all`.
+        settings_sha256: of the configuration and tokenizer files of a folder together; see
+            `kvprobe.models.files.settings_sha256`.
         dtype: by device.
         attention: attention kernel; by default the first that is exact for the architecture.
         chat: whether prompts go into the tokenizer's chat template: `false` removes it, `true` demands it; by default
@@ -109,6 +111,7 @@ class ModelConfig(BaseModel):
     paper_model: str | None = None
     licence: str = ""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    settings_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     dtype: DtypeByDevice = DtypeByDevice()
     attention: Literal["sdpa", "eager"] | None = None
     chat: bool | None = None
@@ -122,7 +125,7 @@ class ModelConfig(BaseModel):
     wheels: tuple[WheelPart, ...] | None = Field(default=None, min_length=1)
     file: str | None = Field(default=None, pattern=r"^[\w.-]+\.gguf$")
 
-    @field_validator("sha256", mode="before")
+    @field_validator("sha256", "settings_sha256", mode="before")
     @classmethod
     def _lower_case(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value

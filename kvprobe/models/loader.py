@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
@@ -13,9 +12,10 @@ from kvprobe.models.caching import check_fills_cache
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, no_progress
+from kvprobe.models.identity import identify
 from kvprobe.models.memory import check_memory, count_parameters, refuse_if_short
 from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, LoadSettings
-from kvprobe.models.subject import ModelIdentity, Subject
+from kvprobe.models.subject import Subject
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -62,26 +62,8 @@ def load_subject(
     adapter.settle(model)
     check_fills_cache(model)
     _check_finite(config, model)
-    identity = ModelIdentity(
-        name=config.name,
-        source=checkpoint.location,
-        architecture=model.config.model_type,
-        weights_sha256=checkpoint.weights_sha256,
-        tokenizer_sha256=tokenizer_sha256(tokenizer),
-        dtype=_dtype_name(settings.dtype),
-        attention=model.config._attn_implementation,
-        device=str(place),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )
+    identity = identify(model, tokenizer, config.name, checkpoint.location, checkpoint.weights_sha256)
     return Subject(config.name, model, tokenizer, adapter, identity)
-
-
-def tokenizer_sha256(tokenizer: Any) -> str:
-    """sha256 of all that decides how text becomes tokens: vocabulary, rules and chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
-    template = tokenizer.chat_template or ""
-    return hashlib.sha256(f"{rules}\n{template}".encode()).hexdigest()
 
 
 def _device(device: torch.device | str | None) -> torch.device:
@@ -104,10 +86,6 @@ def _dtype(config: ModelConfig, wanted: torch.dtype | str | None, device: torch.
         raise ConfigError(f"There is no dtype {name!r} for weights; use one of {', '.join(DTYPES)}.")
     chosen: torch.dtype = DTYPES[name]
     return chosen
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _attention(config: ModelConfig, adapter: ArchitectureAdapter, wanted: str | None) -> str:

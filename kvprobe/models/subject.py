@@ -8,21 +8,7 @@ from typing import Any
 import torch
 
 from kvprobe.models.architectures.base import ArchitectureAdapter
-
-
-@dataclass(frozen=True)
-class ModelIdentity:
-    """What a record says about the model that produced it."""
-
-    name: str
-    source: str
-    architecture: str
-    weights_sha256: str
-    tokenizer_sha256: str
-    dtype: str
-    attention: str
-    device: str
-    parameters: int
+from kvprobe.models.identity import ModelIdentity
 
 
 @dataclass(frozen=True, eq=False)

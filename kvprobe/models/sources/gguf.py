@@ -21,6 +21,7 @@ from kvprobe.models.sources.base import (
     first_line,
     loading_error,
     quiet_library,
+    refuse_adapters,
     require_all_weights,
 )
 
@@ -55,6 +56,7 @@ class GGUFSource(ModelSource):
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
         import transformers
 
+        refuse_adapters(path.parent)
         digest = sha256_of(path)
         verify_sha256(digest, config.sha256, path, self.mend)
         fields, tensors = read_header(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,7 +51,7 @@ class HubSource(DirectorySource):
     @override
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
         checkpoint = super().open(config, path)
-        return Checkpoint(f"{config.hub_id}@{path.name}", checkpoint.weights_sha256, checkpoint.config)
+        return replace(checkpoint, location=f"{config.hub_id}@{path.name}")
 
 
 def _snapshot(config: ModelConfig, **options: Any) -> Path:

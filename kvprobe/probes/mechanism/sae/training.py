@@ -161,9 +161,7 @@ def _batches(vectors: Tensor, settings: SAESettings) -> Iterator[Tensor]:
 def _key(subject: Subject, hook: str, prompts: Sequence[Sequence[int]], settings: SAESettings) -> str:
     identity = subject.identity
     content = {
-        "weights": identity.weights_sha256,
-        "architecture": identity.architecture,
-        "dtype": identity.dtype,
+        "model": identity.fingerprint,
         "attention": identity.attention,
         "hook": hook,
         "settings": settings.model_dump(mode="json"),
