@@ -83,7 +83,17 @@ def _micro_run(experiment: str, kind: str, size: int, parameters: tuple[tuple[st
     effects = {
         effect.name: effect for effect in probe.read_by().read(probe, Sample.of_model(counted, config.statistics))
     }
-    return MicroRun(prepared.pairs, counted, gate, effects, {claim.id: claim for claim in config.claims})
+    run = MicroRun(prepared.pairs, counted, gate, effects, {claim.id: claim for claim in config.claims})
+    _as_declared(run, kind)
+    return run
+
+
+def _as_declared(run: MicroRun, kind: str) -> None:
+    """No claim comes out other than it declares; few pairs may leave it open, and fewer effects unread."""
+    for name, claim in run.claims.items():
+        if kind in claim.calibration and claim.parsed.effect in run.effects:
+            outcome = run.verdict(name)
+            assert not outcome.decided or outcome == claim.calibration[kind], f"{name} {outcome} on {kind}"
 
 
 def _labelled(pair: Pair, number: int) -> Pair:

@@ -19,7 +19,7 @@ GOOD = {
     "probe": "locality",
     "models": ["a", "b"],
     "task": {"name": "gated_decision", "size": 12},
-    "claims": [{"id": "local", "statement": "field_only.recovery < 0.15"}],
+    "claims": [{"id": "local", "kind": "critique", "statement": "field_only.recovery < 0.15"}],
 }
 
 
@@ -54,6 +54,11 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ({"gate": {"oracle_accuracy": 2}}, "'gate.oracle_accuracy' is wrong"),
         ({"claims": [{"id": "x", "statement": "a < b"}]}, "'claims[0].statement' is wrong: cannot read the statement"),
         ({"claims": [{"id": "x"}]}, "the key 'claims[0].statement' is missing"),
+        ({"claims": [{"id": "x", "statement": "a < 1"}]}, "the key 'claims[0].kind' is missing; add it, one of: paper"),
+        (
+            {"claims": [{"id": "x", "kind": "paper", "statement": "a < 1", "paper_values": {"qwen3-8b": 2}}]},
+            "'claims[0]' is wrong: the paper's own value 2 for qwen3-8b violates 'a < 1'",
+        ),
         ({"claims": [{"id": "x", "statement": "a < 1", "sorce": "s"}]}, "did you mean 'source'?"),
         ({"claims": [{"id": "x", "statement": "a < 1"}] * 2}, "the claim id 'x' stands twice"),
         ({"models": ["a", "a"]}, "the model 'a' stands twice"),
@@ -130,6 +135,8 @@ def test_hash_depends_on_content_not_on_place(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     assert load_config(written(tmp_path, GOOD)).hash == load_config(written(tmp_path / "elsewhere", GOOD)).hash
     assert ExperimentConfig(**GOOD).hash != ExperimentConfig(**{**GOOD, "block_size": 3}).hash  # type: ignore[arg-type]
+    # What is claimed changes no measurement.
+    assert ExperimentConfig(**GOOD).hash == ExperimentConfig(**{**GOOD, "claims": []}).hash  # type: ignore[arg-type]
 
 
 def test_thinking_is_off_unless_asked_for() -> None:
