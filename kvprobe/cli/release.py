@@ -12,10 +12,21 @@ from kvprobe.cli.app import app
 
 @app.command(epilog="Example: kvprobe release results/released")
 def release(results_dir: Annotated[Path, typer.Argument(help="Folder of results, or of one run.")]) -> None:
-    """Make finished runs small enough to publish; `kvprobe report` draws what is left out."""
+    """Judge finished runs by today's claims and make them small enough to publish; `kvprobe report` draws the rest.
+
+    Nothing is measured again. A README.md in the folder gets the counts of verdicts where it marks their place.
+    """
+    from kvprobe.html.page import load_newest
+    from kvprobe.report.counts import count_sentence
+    from kvprobe.report.section import write_counts
     from kvprobe.runs.release import release as released
+    from kvprobe.runs.section import sections_of
 
     runs = released(results_dir)
     size = sum(file.stat().st_size for folder in runs for file in folder.glob("*") if file.is_file())
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     typer.echo(f"{count} in the light form: {size / 1e6:.1f} MB without cells.")
+    sections = sections_of(load_newest(results_dir)[0])
+    for section in sections:
+        typer.echo(f"{section.name}: {count_sentence(verdict for _, verdict in section.verdicts())}")
+    write_counts(results_dir / "README.md", sections)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvprobe.figures.by_model import color_of
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import COLORS, save_figure, styled
-from kvprobe.report.section_tables import count_markdown, verdict_markdown
+from kvprobe.report.section_tables import count_markdown, counts_markdown, verdict_markdown
 from kvprobe.report.tables import markdown_table, short
 from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text
 from kvprobe.runs.explain import FIGURE_KEY, command_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PANEL = (3.6, 2.75)
 """Width and height of one axes with its labels, in inches."""
+_BEGIN, _END = "<!-- counts -->", "<!-- end of counts -->"
 _PAGE = 0.8
 """Width over height that the figure comes near to, as a page has it."""
 _TITLE, _TITLE_FITS = 10, 36
@@ -80,6 +81,19 @@ def write_section(section: SectionResult, folder: Path) -> SectionReport:
     files = save_figure(figure, folder / section.name, hashes) if figure is not None else []
     summary = write_text(folder / f"{section.name}.md", section_markdown(section, folder, caption))
     return SectionReport(tuple(files), summary, tuple(failures))
+
+
+def write_counts(readme: Path, sections: Sequence[SectionResult]) -> bool:
+    """Put the counts where a text has `<!-- counts -->` and `<!-- end of counts -->`; whether it has.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    before, found, rest = readme.read_text(encoding="utf-8").partition(_BEGIN) if readme.is_file() else ("", "", "")
+    _, end, after = rest.partition(_END)
+    if found and end:
+        write_text(readme, f"{before}{_BEGIN}\n{counts_markdown(sections)}\n{_END}{after}")
+    return bool(found and end)
 
 
 def draw_section(section: SectionResult, failures: list[Failure]) -> tuple[Figure | None, list[str]]:

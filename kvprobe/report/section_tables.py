@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvprobe.report.counts import TITLES, by_kind, count_sentence, counted
+from kvprobe.report.counts import TITLES, by_kind, count_sentence, counted, counts_of
 from kvprobe.report.tables import STATUS_STYLES, STYLES, VerdictLine, markdown_table, short
 from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
 from kvprobe.runs.results import RunResult, Status
@@ -90,6 +90,18 @@ def count_markdown(section: SectionResult) -> str:
     told = count_sentence(verdict for _, verdict in section.verdicts())
     columns = ("", *(f"{STYLES[outcome][0]} {outcome}" for outcome in Outcome), f"{LOST} after adjustment")
     return f"{told}\n\n{markdown_table(columns, _counted(section))}" if told else ""
+
+
+def counts_markdown(sections: Sequence[SectionResult]) -> str:
+    """A table of sections by kind."""
+    by_section = {section.name: [verdict for _, verdict in section.verdicts()] for section in sections}
+    kinds = [kind for kind, _ in by_kind(verdict for own in by_section.values() for verdict in own)]
+    rows = []
+    for name, verdicts in by_section.items():
+        own = dict(by_kind(counted(verdicts)))
+        told = [counts_of(kind, own[kind]) if kind in own else "–" for kind in kinds]
+        rows.append((f"[{name}]({name}.md)", *told))
+    return markdown_table(("", *(TITLES[kind] for kind in kinds)), rows)
 
 
 def _counts_table(section: SectionResult) -> Table:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvprobe.runs.claims import Verdict, adjust_headlines
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.results import Failure, RunResult
+from kvprobe.stats.proportions import EXACT_SHARE
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,28 @@ class SectionResult:
         return bool(self.failures) or any(result.failed for result in self.results)
 
     def verdicts(self) -> list[tuple[RunResult, Verdict]]:
-        """The section's registry of claims: all verdicts, those on headline claims with Holm's p over all of them."""
-        pairs = [(result, verdict) for result in self.results for verdict in result.verdicts]
+        """The section's registry of claims: all verdicts, those on headline claims with Holm's p over all of them.
+
+        A measurement that several experiments show counts in the first: the verdicts of the others say so.
+        """
+        first: dict[tuple[Any, ...], str] = {}
+        pairs = []
+        for result in self.results:
+            for verdict in result.verdicts:
+                shown_in = first.setdefault(_measurement(result, verdict), result.config.name)
+                again = shown_in != result.config.name
+                pairs.append((result, replace(verdict, shown_in=shown_in) if again else verdict))
         adjusted = adjust_headlines([verdict for _, verdict in pairs])
         return [(result, verdict) for (result, _), verdict in zip(pairs, adjusted, strict=True)]
+
+
+def _measurement(result: RunResult, verdict: Verdict) -> tuple[Any, ...]:
+    """The same for one measurement that two experiments show: one effect of one model, equal to the last digit."""
+    effect = verdict.effect
+    # Shares of all or none, and what describes its rows alone, are equal by chance.
+    if effect is None or effect.method in (EXACT_SHARE, "exact"):
+        return result.hash, verdict.claim, verdict.model
+    return verdict.model, effect.name, effect.estimate, effect.low, effect.high, effect.n, effect.clusters
 
 
 def section_name(configs: Sequence[ExperimentConfig]) -> str:

@@ -92,8 +92,13 @@ def test_figures_of_sections_keep_what_they_say(tmp_path: Path, section: Section
 
 
 def test_the_command_says_what_it_did(tmp_path: Path, section: SectionResult) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# Ours\n\n<!-- counts -->\nold\n<!-- end of counts -->\n\nmore\n")
     done = CliRunner().invoke(app, ["release", str(tmp_path)])
     assert done.exit_code == 0, done.output
+    assert "section3: paper: 2 hold\n" in done.output
+    counts = "|  | The paper's claims |\n| --- | --- |\n| [section3](section3.md) | 2 hold |"
+    assert readme.read_text() == f"# Ours\n\n<!-- counts -->\n{counts}\n<!-- end of counts -->\n\nmore\n"
     assert "1 run in the light form: 0.0 MB" in done.output
     (tmp_path / "empty").mkdir()
     done = CliRunner().invoke(app, ["release", str(tmp_path / "empty")])

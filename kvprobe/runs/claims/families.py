@@ -24,11 +24,11 @@ def adjust(verdicts: Sequence[Verdict], false_discovery_rate: float = 0.05) -> l
 
 
 def adjust_headlines(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts, of one experiment or of several, with Holm's p over those on headline claims."""
+    """The verdicts, of one experiment or of several, with Holm's p over those on headline claims that count."""
     from kvprobe.stats import adjust_holm
 
     adjusted = list(verdicts)
-    tested = {i: v.p_value for i, v in enumerate(adjusted) if v.headline and v.p_value is not None}
+    tested = {i: v.p_value for i, v in enumerate(adjusted) if v.headline and not v.shown_in and v.p_value is not None}
     for i, p in zip(tested, adjust_holm(list(tested.values())), strict=True):
         adjusted[i] = replace(adjusted[i], p_holm=p)
     return adjusted
