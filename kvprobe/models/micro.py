@@ -12,6 +12,9 @@ field, value and action; at a value of the session it knows the field, and that 
                   the field's value in the session, and `RULE_READER` the case with this value, and says its action.
     both          Both ways, each with half the weight.
     unread-notes  A reader that takes the same notes and never reads them: they can be decoded, and cause nothing.
+    errata        A note-taker that also reads what "the order status is now shipped" says of the field in the task
+                  (`NAME_WRITER`, `ERRATUM_READER`, `RULE_READER`), with twice the weight of its notes. Two such lines
+                  that differ tell it nothing, and it goes by its notes.
 
 Notes lie on the full stops alone (`note_positions`). They are written in layer 1, so cached keys and values hold them
 from layer 2 on, and they are read through the keys of layer 3. Field, rule and session are matched by content, so a
@@ -42,6 +45,10 @@ NAME_READER: Final = (1, 2)
 """(layer, head): at the decision it attends to the field's name in the task."""
 FIELD_READER: Final = (2, 2)
 """(layer, head): at the decision it attends to the field's value in the session."""
+NAME_WRITER: Final = (1, 1)
+"""(layer, head): at a value after "is now" it attends to the field's name before that."""
+ERRATUM_READER: Final = FIELD_READER
+"""(layer, head): at the decision it attends to a value after "is now" of the field in the task, if there is one."""
 RULE_READER: Final = (3, 2)
 """(layer, head): at the decision it attends to the full stop of the case with this value and says its action."""
 
@@ -70,8 +77,9 @@ _WORD_FLAGS: Final = {
     "by": lambda word: word == "by",
     "then": lambda word: word == "then",
     "otherwise": lambda word: word == "Otherwise",
+    "now": lambda word: word == "now",
 }
-_FLAGS: Final = (*_WORD_FLAGS, "after_colon", "decision", "asked", "case", "default", "note")
+_FLAGS: Final = (*_WORD_FLAGS, "after_colon", "decision", "asked", "case", "default", "note", "after_now", "found")
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ class _Head:
         offset: attends to the token so many places back instead.
         where: the flag that a token must have to do so.
         rest: score of the start of the text, where a head looks that finds nothing; nothing is carried from there.
+        gain: what it carries is multiplied by it.
     """
 
     place: tuple[int, int]
@@ -93,10 +102,15 @@ class _Head:
     offset: int | None = None
     where: str = "one"
     rest: float = 52.0
+    gain: float = 1.0
 
 
 _LAYOUT: Final = (
-    _Head((0, 0), {"word": "previous", "colon": "after_colon", "cue": "decision"}, offset=1),
+    _Head(
+        (0, 0),
+        {"word": "previous", "colon": "after_colon", "cue": "decision", "now": "after_now"},
+        offset=1,
+    ),
     _Head((0, 1), {"word": "field", "by": "asked"}, offset=2, where="ordinary"),
     _Head((0, 2), {"word": "value"}, offset=4, where="stop"),
     _Head((0, 3), {"word": "field"}, offset=6, where="stop"),
@@ -119,8 +133,9 @@ _READ_NOTES: Final = (
         rest=12.0,
     ),
 )
+_READ_NAME: Final = _Head(NAME_READER, {"word": "field"}, (("decision", "asked", 30.0),), rest=15.0)
 _READ_FIELD: Final = (
-    _Head(NAME_READER, {"word": "field"}, (("decision", "asked", 30.0),), rest=15.0),
+    _READ_NAME,
     _Head(FIELD_READER, {"word": "value"}, (("field", "field", 16.0), ("decision", "after_colon", 48.0)), rest=57.6),
     _Head(
         RULE_READER,
@@ -129,11 +144,31 @@ _READ_FIELD: Final = (
         rest=16.0,
     ),
 )
+_READ_ERRATA: Final = (
+    _READ_NAME,
+    # Added to the word "is", which stands in the same slot there: another name matches it by 0.42 at most.
+    _Head(NAME_WRITER, {"word": "field"}, offset=3, where="after_now"),
+    _Head(
+        ERRATUM_READER,
+        {"word": "value", "after_now": "found"},
+        (("field", "field", 24.0), ("decision", "after_now", 48.0)),
+        rest=63.0,
+    ),
+    _Head(
+        RULE_READER,
+        {"previous": "answer"},
+        # A case of another value reaches 26.6 at most, so that a value of no case leaves the decision to the notes.
+        (("found", "case", 24.0), ("found", "default", 33.0), ("value", "value", 12.0)),
+        rest=30.0,
+        gain=2.0,
+    ),
+)
 _CIRCUITS: Final = {
     "note-taker": (*_TAKE_NOTES, *_READ_NOTES),
     "reader": _READ_FIELD,
     "both": (*_TAKE_NOTES, *_READ_NOTES, *_READ_FIELD),
     "unread-notes": (*_TAKE_NOTES, *_READ_FIELD),
+    "errata": (*_TAKE_NOTES, *_READ_NOTES, *_READ_ERRATA),
 }
 KINDS: Final = tuple(_CIRCUITS)
 
@@ -237,7 +272,7 @@ def _attention(heads: list[_Head], readers: int) -> dict[str, Tensor]:
             if head.offset is not None:
                 query[number] += _looking_back(head.offset, head.where)
             for name, target in head.moves.items():
-                size, gain = len(_reading(name)), 1 / readers if target == "answer" else 1.0
+                size, gain = len(_reading(name)), head.gain / readers if target == "answer" else head.gain
                 channels = slice(carried[name], carried[name] + size)
                 output[_channels(target), number, channels] = gain * torch.eye(size, dtype=torch.float64)
     return {

@@ -1,4 +1,4 @@
-"""Experiments of section 3 as written, run on hand-built micro-models, whose answers are known."""
+"""Experiments as written, run on hand-built micro-models, whose answers are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvprobe.stats import Effect, Sample
 from kvprobe.tasks.pairs import Pair
 
 _WANT_TWO_WORDINGS = ("scrub",)
-EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "section3"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def micro_run(experiment: str, kind: str, size: int = 20, **parameters: Any) -> 
 
 @cache
 def _micro_run(experiment: str, kind: str, size: int, parameters: tuple[tuple[str, Any], ...]) -> MicroRun:
-    config = load_config(EXPERIMENTS / f"{experiment}.yaml", models=[f"micro-{kind}"])
+    config = load_config(next(EXPERIMENTS.glob(f"*/{experiment}.yaml")), models=[f"micro-{kind}"])
     changes = {"size": size, "wordings": ("manual",)}
     task = make_task(config)
     task = task.model_copy(update={name: value for name, value in changes.items() if name in type(task).model_fields})

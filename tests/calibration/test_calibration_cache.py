@@ -180,15 +180,31 @@ def test_a_note_taker_that_has_not_read_the_field_when_the_rule_comes_is_no_case
         assert run.estimate(f"{slot}.field_only.recovery") == pytest.approx(1, abs=EXACT)
 
 
-@pytest.mark.parametrize("kind", ["note-taker", "reader"])
+@pytest.mark.parametrize("kind", ["note-taker", "reader", "errata"])
 def test_wording(kind: str) -> None:
-    """No micro-model reads errata, so no line turns a stale context; an edit in place turns a reader alone."""
+    """A line turns a stale context where "is now" is read; an edit in place turns a reader alone."""
     run = micro_run("wording", kind, 10)
-    for line in ("none", "restatement", "override", "old_value", "neutral"):
-        assert run.estimate(f"direct.stale.{line}.new_rate") == 0
-        assert run.estimate(f"direct.recomputed.{line}.new_rate") == 1
-        assert run.estimate(f"direct.in_place.{line}.new_rate") == (kind == "reader")
+    said_anyway = {"stale": False, "in_place": kind == "reader", "recomputed": True}
+    for line in ("none", "restatement", "update", "override", "old_value", "neutral", "voids_conclusions"):
+        for context, new in said_anyway.items():
+            turned = {"update": True, "override": True, "old_value": False}.get(line, new) if kind == "errata" else new
+            assert run.estimate(f"direct.{context}.{line}.new_rate") == turned
     assert run.estimate("direct.field_alone.difference") == (kind == "reader")
+
+
+@pytest.mark.parametrize("kind", ["note-taker", "errata"])
+def test_erratum_controls(kind: str) -> None:
+    """Only an erratum with the new value of the field asked for turns a model that reads errata, wherever it stands.
+
+    Of two that differ it learns nothing and goes by its notes, which hold the old value.
+    """
+    run = micro_run("erratum_controls", kind, 12)
+    for arm in ("stale", "old_value", "neutral", "random", "irrelevant_field", "unmentioned_value"):
+        assert run.estimate(f"{arm}.new_rate") == 0
+    for arm in ("new_value", "irrelevant_then_new", "early_recomputed", "early_reused"):
+        assert run.estimate(f"{arm}.new_rate") == (kind == "errata")
+    for arm in ("old_then_new", "new_then_old"):
+        assert run.estimate(f"{arm}.new_rate") == 0
 
 
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
