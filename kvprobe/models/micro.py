@@ -226,7 +226,8 @@ def micro_weights(kind: str, vocabulary: Mapping[str, int]) -> dict[str, Tensor]
     # With this weight the norm divides by nearly what it multiplies with.
     norm = torch.full((HIDDEN,), _CONSTANT / HIDDEN**0.5, dtype=torch.float64)
     weights["model.norm.weight"] = norm
-    readers = sum("answer" in head.moves.values() for head in _CIRCUITS[kind])
+    # Those that say the answer share its weight, but for one that overrides the others.
+    readers = sum("answer" in head.moves.values() and head.gain == 1 for head in _CIRCUITS[kind])
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         weights |= {f"{prefix}{name}.weight": norm for name in ("input_layernorm", "post_attention_layernorm")}
