@@ -30,7 +30,11 @@ TOKENIZER = build_tokenizer()
 def worded(family: str = "qwen3", dtype: torch.dtype = torch.float64) -> Subject:
     """A tiny random model with the organisms' tokenizer."""
     config = deepcopy(CONFIGS[family])
-    config.vocab_size = len(TOKENIZER)
+    config.get_text_config().vocab_size = len(TOKENIZER)
+    for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
+        if hasattr(config, name):
+            # No word stands for an image.
+            setattr(config, name, -1)
     config.eos_token_id = TOKENIZER.eos_token_id
     return replace(build(config, family, dtype), tokenizer=TOKENIZER)
 

@@ -29,7 +29,7 @@ from kvprobe.edit.hugging_face import imported, model_inputs
 from kvprobe.edit.readings import Cost, Decision, Seam, Written, decide_between
 from kvprobe.edit.retraction import apply_without_old_news
 from kvprobe.edit.splicing import rerun_from, with_segment_replaced
-from kvprobe.engine.generation import generate
+from kvprobe.engine.generation import Generation, generate
 from kvprobe.errors import AlignmentError, ConfigError
 from kvprobe.models.subject import Subject
 from kvprobe.tasks.context import Span, TokenizedContext, encode_segment, show_tokens, tokenize
@@ -245,23 +245,26 @@ class EditableContext(Viewable):
             temperature: 0 for the most likely token.
             generator: on the CPU; needed with a temperature.
         """
-        tokenizer = self._subject.tokenizer
-        ends = [tuple(encode_segment(text, tokenizer)) for text in stop]
-        if tokenizer.eos_token_id is not None:
-            ends.append((tokenizer.eos_token_id,))
         (made,) = generate(
             self._subject,
             self._prompt.token_ids,
             self._prompt.cache,
             [()],
             limit=limit,
-            stop=ends,
+            stop=stop,
             temperature=temperature,
             generator=generator,
         )
-        end = next((end for end in ends if not made.censored and made.token_ids[-len(end) :] == end), ())
-        text = tokenizer.decode(made.token_ids[: len(made.token_ids) - len(end)])
-        return Written(str(text), made.token_ids, not made.censored)
+        return Written(self._before_end(made, stop), made.token_ids, not made.censored)
+
+    def _before_end(self, made: Generation, stop: Sequence[str]) -> str:
+        """What was written before the end token or the stop text, which may begin within a token."""
+        text = str(self._subject.tokenizer.decode(made.token_ids, clean_up_tokenization_spaces=False))
+        found = [text.find(end) for end in stop if end and end in text]
+        if made.stop_length and found:
+            return text[: min(found)]
+        kept = len(made.token_ids) - (0 if made.censored else max(1, made.stop_length))
+        return str(self._subject.tokenizer.decode(made.token_ids[:kept], clean_up_tokenization_spaces=False))
 
     def seam(self, answers: Sequence[str], against: Literal["state", "text"] = "state") -> Seam:
         """How far the decision is from that of a full prefill, which is run for it.
@@ -277,9 +280,10 @@ class EditableContext(Viewable):
         return Seam(edited, full, float((mine.exp() - theirs.exp()).abs().sum() / 2))
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """What `model.generate(**inputs)` needs to go on from here: ids, mask, and a cache of its own.
+        """What `model.generate(**inputs)` needs to go on from here: ids, mask, positions, and a cache of its own.
 
-        `input_ids` and `attention_mask` are `[1, token]`; `past_key_values` holds all tokens but the last.
+        `input_ids`, `attention_mask` and `position_ids` are `[1, token]`, under M-RoPE `position_ids` `[4, 1, token]`:
+        place in the prompt, time, height and width. `past_key_values` holds all tokens but the last.
         """
         return model_inputs(self._subject, self._prompt)
 

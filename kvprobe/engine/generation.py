@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from kvprobe.engine.operations import overwrite
 from kvprobe.engine.sweep import as_row, before_decision
 from kvprobe.errors import NoEffectError, UnsupportedError
 from kvprobe.models.subject import Subject
+from kvprobe.tasks.context import encode_segment
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,14 +25,16 @@ class Generation:
     """What one row generated.
 
     Attributes:
-        token_ids: the generated tokens, those of the stop sequence included.
+        token_ids: the generated tokens, an end token or those of a stop text included.
         cache: one row: the prompt as the row saw it, then every generated token but the last, which was not run.
-        censored: whether the limit came before a stop sequence did.
+        censored: whether the limit came before an end token or a stop text did.
+        stop_length: how many tokens at the end hold the stop text; 0 where none was written.
     """
 
     token_ids: tuple[int, ...]
     cache: KVCache
     censored: bool
+    stop_length: int = 0
 
 
 def generate(
@@ -40,7 +44,8 @@ def generate(
     rows: Sequence[PatchRow],
     *,
     limit: int,
-    stop: Sequence[Sequence[int]],
+    stop: Sequence[str] = (),
+    ends: Sequence[int] | None = None,
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> list[Generation]:
@@ -56,7 +61,9 @@ def generate(
         rows: as in `kvprobe.engine.sweep.run_patches`. A knockout acts at every step whose token stands at one of its
             queries: the prompt's last position, then one more for each token.
         limit: most tokens to generate.
-        stop: token sequences that end a row.
+        stop: texts that end a row. They are compared with the generated text, not token by token: a line break ends a
+            row at a token of two line breaks too. What follows in the last token stays.
+        ends: tokens that end a row; None for those that end the model's texts, see `Subject.end_ids`.
         temperature: 0 for the most likely token.
         generator: on the CPU; needed with a temperature.
 
@@ -71,18 +78,22 @@ def generate(
     running = _Running(subject, past, start, chosen)
     tokens = torch.full((len(rows),), base_ids[-1], dtype=torch.long)
     written: list[list[int]] = [[] for _ in rows]
+    last_tokens = frozenset(subject.end_ids if ends is None else ends)
+    stops = _Stops(subject.tokenizer, stop, base_ids[-1])
+    lengths = [0] * len(rows)
     open_rows = set(range(len(rows)))
     for _ in range(limit):
         tokens = _choose(running.step(tokens), temperature, generator)
         for row in sorted(open_rows):
             written[row].append(int(tokens[row]))
-            if _ended(written[row], stop):
+            lengths[row] = stops.length(written[row])
+            if lengths[row] or written[row][-1] in last_tokens:
                 open_rows.remove(row)
         if not open_rows:
             break
     running.check_knockouts()
     return [
-        Generation(tuple(ids), running.row(row, len(past) + len(ids)), row in open_rows)
+        Generation(tuple(ids), running.row(row, len(past) + len(ids)), row in open_rows, lengths[row])
         for row, ids in enumerate(written)
     ]
 
@@ -164,5 +175,29 @@ def _choose(logits: Tensor, temperature: float, generator: torch.Generator | Non
     return (logits.double() / temperature - (-uniform.log()).log()).argmax(-1)
 
 
-def _ended(written: Sequence[int], stop: Sequence[Sequence[int]]) -> bool:
-    return any(len(end) and list(written[-len(end) :]) == list(end) for end in stop)
+class _Stops:
+    """Texts that end a generation behind the token `before`, found at the end of what is written."""
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], before: int) -> None:
+        self._tokenizer, self._before = tokenizer, before
+        # A tokenizer of words reads its own tokens back with blanks between them.
+        read_back = [self._decoded(encode_segment(text, tokenizer)) for text in texts]
+        self._texts = tuple(dict.fromkeys(text for text in (*texts, *read_back) if text))
+        # A token that adds nothing to the text, such as half a character, may stand among those that do.
+        self._reach = 2 * max((len(text.encode()) for text in self._texts), default=0)
+
+    def length(self, written: Sequence[int]) -> int:
+        """How few of the last tokens hold one of the texts; 0 where they do not."""
+        if not self._texts or not self._holds(written[-self._reach :], written[: -self._reach]):
+            return 0
+        counts = range(1, len(written) + 1)
+        return next(count for count in counts if self._holds(written[-count:], written[:-count]))
+
+    def _holds(self, tokens: Sequence[int], earlier: Sequence[int]) -> bool:
+        # Some tokenizers drop a blank before the first token that they are given.
+        anchor = [earlier[-1] if earlier else self._before]
+        text = self._decoded([*anchor, *tokens])[len(self._decoded(anchor)) :]
+        return any(stop in text for stop in self._texts)
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -41,6 +41,14 @@ class Subject:
         return dtype
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text: those that the generation configuration names, else the tokenizer's one."""
+        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        if named is None:
+            named = getattr(self.tokenizer, "eos_token_id", None)
+        return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
+
+    @property
     def layers(self) -> int:
         """The number of decoder layers."""
         return int(self.config.num_hidden_layers)

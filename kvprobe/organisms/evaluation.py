@@ -144,5 +144,5 @@ def _answers_after_chain(
     """For each row the token before the end token of a greedy chain; None for a chain that does not end."""
     end = subject.tokenizer.convert_tokens_to_ids(END)
     ids = pair.base.token_ids
-    chains = generate(subject, ids, cache, rows, limit=limit, stop=[[end]])
+    chains = generate(subject, ids, cache, rows, limit=limit, ends=(end,))
     return [None if chain.censored else (ids[-1], *chain.token_ids)[-2] for chain in chains]

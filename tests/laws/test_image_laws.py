@@ -98,7 +98,7 @@ def test_decoding_after_an_image_goes_on_from_the_largest_axis(name: str) -> Non
     assert step.cache.axes[:, -1].tolist() == [int(prompt.axes.max()) + 1] * 3
     longer = (*prompt.token_ids, next_token)
     torch.testing.assert_close(step.logits, plain_logits(name, longer, [picture(0)]), atol=EXACT, rtol=EXACT)
-    answer = generate(subject, prompt.token_ids, result.cache, [()], limit=3, stop=[])[0]
+    answer = generate(subject, prompt.token_ids, result.cache, [()], limit=3, ends=())[0]
     assert answer.token_ids[:2] == (next_token, int(step.logits.argmax()))
     assert torch.equal(answer.cache.axes[:, : len(prompt.token_ids)], prompt.axes)
     again = forward(subject, answer.token_ids[-2:-1], step.cache)

@@ -139,7 +139,7 @@ def test_the_models_own_cache_is_taken_over_and_handed_back(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_on_latents_writes_what_the_model_library_writes(name: str) -> None:
     subject, ids = tiny(name), tokens(LENGTH)
-    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=6, stop=[])
+    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=6, ends=())
     with torch.no_grad():
         plain = subject.model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False, eos_token_id=None)
     assert list(ours.token_ids) == plain[0, LENGTH:].tolist()

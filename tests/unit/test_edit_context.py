@@ -247,13 +247,18 @@ def test_another_question_on_the_same_context() -> None:
         context.with_segment("nothing", "text")
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "llama", "mistral", "gemma2", "gemma3", "deepseek_v2", "qwen2_5_vl", "qwen3_vl"]
+)
 def test_hugging_face_goes_on_from_an_edited_context(family: str) -> None:
     subject, context = worded(family), fresh(family)
     context.set(SECOND, "guest of the desk")
     context.set(FIRST, "shipped", "erratum")
     mark = context.prompt.cache.fingerprint()
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": TOKENIZER.pad_token_id}
+    if subject.architecture.auto_class == "AutoModelForImageTextToText":
+        # As a call with an image leaves it.
+        subject.model.model.rope_deltas = torch.tensor([[-9]])
     made = subject.model.generate(**context.to_hugging_face(), **options)
     ids = torch.tensor([context.token_ids])
     plain = subject.model.generate(ids, attention_mask=torch.ones_like(ids), **options)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import FAMILIES, tiny, tokens
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from kvprobe.engine.forward import forward, prefill
-from kvprobe.engine.generation import _choose, generate
+from kvprobe.engine.generation import _choose, _Stops, generate
 from kvprobe.engine.interventions import AttentionKnockout, KVPatch
 from kvprobe.engine.operations import overwrite
 from kvprobe.errors import NoEffectError, UnsupportedError
 
 LENGTH = 12
 LAST = LENGTH - 1
-NEVER = [[60, 60, 60, 60]]
 
 
 def donor_ids(ids: list[int]) -> list[int]:
@@ -26,7 +29,7 @@ def donor_ids(ids: list[int]) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_that_of_hugging_face(family: str) -> None:
     subject, ids = tiny(family, torch.float64), tokens(LENGTH)
-    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=8, stop=NEVER)
+    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=8, ends=())
     theirs = list(ids)
     with torch.no_grad():
         for _ in range(8):
@@ -38,7 +41,7 @@ def test_greedy_text_is_that_of_hugging_face(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_the_cache_is_that_of_a_prefill_of_prompt_and_text(family: str) -> None:
     subject, ids = tiny(family, torch.float64), tokens(LENGTH)
-    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=5, stop=NEVER)
+    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=5, ends=())
     whole = prefill(subject, [*ids, *ours.token_ids[:-1]]).cache
     assert ours.cache.positions.tolist() == whole.positions.tolist()
     for mine, other in zip(ours.cache.layers, whole.layers, strict=True):
@@ -54,11 +57,11 @@ def test_rows_run_together_as_they_run_alone(limit: int, seed: int) -> None:
     before = base.fingerprint(), donor.fingerprint()
     queries = tuple(range(LAST, LAST + limit))
     rows = [(), KVPatch((3, 5), donor), (KVPatch((3,), donor), AttentionKnockout(queries, (1, 2), (0, 2)))]
-    together = generate(subject, ids, base, rows, limit=limit, stop=NEVER)
-    alone = [generate(subject, ids, base, [row], limit=limit, stop=NEVER)[0] for row in rows]
+    together = generate(subject, ids, base, rows, limit=limit, ends=())
+    alone = [generate(subject, ids, base, [row], limit=limit, ends=())[0] for row in rows]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     edited, _ = overwrite(base, (3, 5), donor)
-    (from_edited,) = generate(subject, ids, edited, [()], limit=limit, stop=NEVER)
+    (from_edited,) = generate(subject, ids, edited, [()], limit=limit, ends=())
     assert from_edited.token_ids == together[1].token_ids
     assert (base.fingerprint(), donor.fingerprint()) == before
 
@@ -68,7 +71,7 @@ def test_a_knockout_acts_at_every_step_it_names(family: str) -> None:
     subject, ids = tiny(family, torch.float64), tokens(LENGTH)
     queries = (LAST, LAST + 1, LAST + 3)
     knockout = AttentionKnockout(queries, (LAST - 1, LAST - 2), no_op=True)
-    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [knockout], limit=5, stop=NEVER)
+    (ours,) = generate(subject, ids, prefill(subject, ids).cache, [knockout], limit=5, ends=())
     for step in range(5):
         text = [*ids, *ours.token_ids[:step]]
         # All at once, without a cache: the prompt before its last token is not hidden anything.
@@ -80,21 +83,49 @@ def test_what_a_knockout_does_is_seen_in_the_cache() -> None:
     subject, ids = tiny("qwen3", torch.float64), tokens(LENGTH)
     cache = prefill(subject, ids).cache
     hidden = AttentionKnockout((LAST,), (2, 3))
-    plain, masked = generate(subject, ids, cache, [(), hidden], limit=2, stop=NEVER)
+    plain, masked = generate(subject, ids, cache, [(), hidden], limit=2, ends=())
     assert torch.equal(plain.cache.layers[1].keys[:, :, :LAST], masked.cache.layers[1].keys[:, :, :LAST])
     assert not torch.allclose(plain.cache.layers[1].keys[:, :, LAST], masked.cache.layers[1].keys[:, :, LAST])
 
 
-def test_it_ends_where_a_stop_sequence_does() -> None:
-    subject, ids = tiny("qwen3"), tokens(LENGTH)
-    cache = prefill(subject, ids).cache
-    (long,) = generate(subject, ids, cache, [()], limit=9, stop=NEVER)
-    end = long.token_ids[3:5]
-    (short,) = generate(subject, ids, cache, [()], limit=9, stop=[[60, 60], end])
-    assert not short.censored
-    assert short.token_ids[-2:] == end
-    assert long.token_ids[: len(short.token_ids)] == short.token_ids
-    assert len(short.cache) == LENGTH + len(short.token_ids) - 1
+@given(seed=st.integers(0, 30), ends=st.lists(st.integers(0, 60), max_size=40))
+def test_it_ends_at_any_of_the_end_tokens_as_hugging_face_does(seed: int, ends: list[int]) -> None:
+    subject, ids = tiny("qwen3", torch.float64), tokens(LENGTH, seed)
+    model, settings = subject.model, deepcopy(subject.model.generation_config)
+    try:
+        model.generation_config.eos_token_id = ends or None
+        (ours,) = generate(subject, ids, prefill(subject, ids).cache, [()], limit=9)
+        given = torch.tensor([ids])
+        theirs = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=9, do_sample=False)
+    finally:
+        model.generation_config = settings
+    assert ours.token_ids == tuple(theirs[0, LENGTH:].tolist())
+    assert ours.censored == (ours.token_ids[-1] not in ends)
+    assert len(ours.cache) == LENGTH + len(ours.token_ids) - 1
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """Bytes, and tokens of two line breaks, of a full stop with them, and of a word with its blank."""
+    merges = [("Ċ", "Ċ"), (".", "ĊĊ"), ("Ġ", "a")]
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    core = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+@given(text=st.text("\n. aé日", min_size=1, max_size=20), stop=st.text("\n. aé日", min_size=1, max_size=3))
+def test_a_stop_text_ends_where_the_text_first_holds_it(text: str, stop: str) -> None:
+    """However it is cut into tokens."""
+    tokenizer = byte_level()
+    stops, ids = _Stops(tokenizer, [stop], tokenizer.encode("a")[0]), tokenizer.encode(text)
+    holding = [count for count in range(1, len(ids) + 1) if stop in tokenizer.decode(ids[:count])]
+    lengths = [stops.length(ids[:count]) for count in range(1, len(ids) + 1)]
+    first = next((count for count, length in enumerate(lengths, 1) if length), None)
+    assert first == (holding[0] if holding else None)
+    if first:
+        length = lengths[first - 1]
+        assert stop in tokenizer.decode(ids[first - length : first])
+        assert stop not in tokenizer.decode(ids[first - length + 1 : first])
 
 
 def test_the_same_seed_draws_the_same_text_and_rows_share_their_draws() -> None:
@@ -103,7 +134,7 @@ def test_the_same_seed_draws_the_same_text_and_rows_share_their_draws() -> None:
 
     def drawn(seed: int) -> list[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(seed)
-        made = generate(subject, ids, cache, [(), ()], limit=12, stop=NEVER, temperature=2.0, generator=generator)
+        made = generate(subject, ids, cache, [(), ()], limit=12, ends=(), temperature=2.0, generator=generator)
         return [one.token_ids for one in made]
 
     first = drawn(1)
@@ -126,10 +157,10 @@ def test_what_cannot_act_is_refused() -> None:
     subject, ids = tiny("qwen3"), tokens(LENGTH)
     cache = prefill(subject, ids).cache
     with pytest.raises(NoEffectError, match="hid nothing"):
-        generate(subject, ids, cache, [AttentionKnockout((LAST + 30,), (1,))], limit=3, stop=NEVER)
+        generate(subject, ids, cache, [AttentionKnockout((LAST + 30,), (1,))], limit=3, ends=())
     with pytest.raises(NoEffectError, match="changes nothing"):
-        generate(subject, ids, cache, [KVPatch((1,), cache)], limit=3, stop=NEVER)
+        generate(subject, ids, cache, [KVPatch((1,), cache)], limit=3, ends=())
     with pytest.raises(UnsupportedError, match="generator"):
-        generate(subject, ids, cache, [()], limit=3, stop=NEVER, temperature=1.0)
+        generate(subject, ids, cache, [()], limit=3, ends=(), temperature=1.0)
     with pytest.raises(UnsupportedError, match="at least one"):
-        generate(subject, ids, cache, [], limit=3, stop=NEVER)
+        generate(subject, ids, cache, [], limit=3, ends=())

@@ -155,6 +155,13 @@ class ArchitectureAdapter:
         """The reverse of `model_cache`, also of a cache that the model made itself: keys carry the positions."""
         return past
 
+    def generation_positions(self, positions: Tensor, axes: Tensor | None) -> Tensor:  # noqa: ARG002
+        """What the model library's `generate` takes as `position_ids` of tokens at `positions` `[token]`.
+
+        `axes` `[3, token]` are those of M-RoPE, None where all three are `positions`.
+        """
+        return positions[None]
+
     def image_inputs(self, model: Any, token_ids: Tensor, images: Sequence[ImageFeatures]) -> dict[str, Any]:  # noqa: ARG002
         """Further keyword arguments of a forward pass over `token_ids` in which image features stand for image tokens.
 

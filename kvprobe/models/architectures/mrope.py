@@ -36,6 +36,10 @@ class MRope(ArchitectureAdapter):
         """Which axis each of `count` frequencies turns by, `[count]`: 0 temporal, 1 height, 2 width."""
         raise NotImplementedError
 
+    def generation_positions(self, positions: Tensor, axes: Tensor | None) -> Tensor:
+        """`[4, 1, token]`: the place in the prompt, then the three axes."""
+        return torch.cat([positions[None], positions.expand(3, -1) if axes is None else axes])[:, None]
+
     def decoder(self, model: Any) -> Any:
         """The language model beside the vision tower."""
         return model.model.language_model

@@ -46,9 +46,8 @@ def finish_chains(subject: Subject, prompts: Sequence[Prompt], *, limit: int, ba
         limit: most tokens of a chain that the model does not end itself.
         batch_size: chains generated together.
     """
-    cue, end = encode_segment(Wording.answer_cue, subject.tokenizer), subject.tokenizer.eos_token_id
     written = write_greedily(subject, prompts, limit=limit, batch_size=batch_size)
-    return [_decided(subject, generation, cue, end) for generation in written]
+    return [_decided(subject, generation) for generation in written]
 
 
 def write_greedily(
@@ -58,8 +57,7 @@ def write_greedily(
 
     Arguments as in `finish_chains`; without a `batch_size` all prompts of equal length run together.
     """
-    cue, end = encode_segment(Wording.answer_cue, subject.tokenizer), subject.tokenizer.eos_token_id
-    stop = [cue, *([[end]] if end is not None else [])]
+    stop = (Wording.answer_cue,)
     written: dict[int, Generation] = {}
     for numbers in _batches(prompts, batch_size or max(1, len(prompts))):
         ids, cache = prompts[numbers[0]]
@@ -78,12 +76,11 @@ def _batches(prompts: Sequence[Prompt], size: int) -> list[list[int]]:
     return [group[first : first + size] for group in alike.values() for first in range(0, len(group), size)]
 
 
-def _decided(subject: Subject, generation: Generation, cue: Sequence[int], end: int | None) -> Chain:
-    written = list(generation.token_ids)
-    finished = not generation.censored and written[-len(cue) :] == list(cue)
+def _decided(subject: Subject, generation: Generation) -> Chain:
+    written, finished = list(generation.token_ids), generation.stop_length > 0
     # The last token of a generation is not in its cache yet; an end token has no place before the cue.
-    rest = written[-1:] if written[-1] != end else []
+    rest = written[-1:] if finished or generation.censored else []
     if not finished:
-        rest = [*rest, *encode_segment("\n", subject.tokenizer), *cue]
+        rest = [*rest, *encode_segment(f"\n{Wording.answer_cue}", subject.tokenizer)]
     result = forward(subject, rest, generation.cache)
     return Chain(result.logits, len(written) + (0 if finished else len(rest)), finished)

@@ -117,8 +117,8 @@ def test_a_chain_that_ends_without_the_cue_gets_it() -> None:
     """Cut off, or ended by another token, which does not stay before the cue."""
     subject, pair = worded("qwen3"), pairs_of(1)[0]
     prompt, base = pair.base.token_ids, prefill(subject, pair.base.token_ids).cache
-    (cut,) = generate(subject, prompt, base, [()], limit=3, stop=[])
-    (ended,) = generate(subject, prompt, base, [()], limit=3, stop=[cut.token_ids[:2]])
+    (cut,) = generate(subject, prompt, base, [()], limit=3, ends=())
+    (ended,) = generate(subject, prompt, base, [()], limit=3, ends=cut.token_ids[1:2])
     for generation, kept in ((cut, cut.token_ids), (ended, cut.token_ids[:1])):
         chain = finished(subject, pair, Cell("stale", "free", ()), generation, CUE)
         assert chain.ids == (*prompt, *kept, *CUE)

@@ -44,19 +44,12 @@ def write_call(subject: Subject, token_ids: Sequence[int], cache: KVCache, *, li
         cache: its entries, with or without the last token's.
         limit: most tokens to generate.
     """
-    tokenizer, end = subject.tokenizer, subject.tokenizer.eos_token_id
+    tokenizer = subject.tokenizer
     written: list[int] = []
     text, call, stop, ended = "", None, 0, False
     while call is None and not ended and len(written) < limit:
         room = min(_STEP, limit - len(written))
-        (made,) = generate(
-            subject,
-            (*token_ids, *written),
-            cache,
-            [()],
-            limit=room,
-            stop=[] if end is None else [[end]],
-        )
+        (made,) = generate(subject, (*token_ids, *written), cache, [()], limit=room)
         written += made.token_ids
         cache, ended = made.cache, not made.censored
         text = tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)

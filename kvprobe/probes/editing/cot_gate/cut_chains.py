@@ -38,13 +38,12 @@ class WrittenChain:
 
 def write_chains(subject: Subject, prompts: Sequence[CachedPrompt], *, limit: int) -> list[WrittenChain]:
     """A greedy chain behind each prompt, of `limit` tokens at most; prompts of equal length run together."""
-    cue, end = tuple(encode_segment(Wording.answer_cue, subject.tokenizer)), subject.tokenizer.eos_token_id
     written = write_greedily(subject, [(prompt.token_ids, prompt.cache) for prompt in prompts], limit=limit)
     chains = []
     for prompt, generation in zip(prompts, written, strict=True):
         ids = generation.token_ids
-        ended = ids[-len(cue) :] == cue
-        thought = ids[: -len(cue)] if ended else ids[:-1] if ids[-1] == end else ids
+        ended = generation.stop_length > 0
+        thought = ids if generation.censored else ids[: -max(1, generation.stop_length)]
         held = min(len(generation.cache), len(prompt.token_ids) + len(thought))
         chains.append(WrittenChain(prompt.token_ids, thought, generation.cache.take(slice(0, held)), not ended))
     return chains

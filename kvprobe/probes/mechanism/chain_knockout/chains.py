@@ -48,7 +48,7 @@ class Chain:
 def finished(subject: Subject, pair: Pair, cell: Cell, generation: Generation, cue: Sequence[int]) -> Chain:
     """The chain with the answer's cue at its end, whether the model wrote it or not."""
     written = generation.token_ids
-    ended = list(written[-len(cue) :]) == list(cue)
+    ended = generation.stop_length > 0
     # One that ended otherwise ends in the end token, which has no place before the cue.
     kept = written if ended or generation.censored else written[:-1]
     ids = (*pair.base.token_ids, *kept, *(() if ended else cue))

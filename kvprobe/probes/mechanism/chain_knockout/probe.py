@@ -97,14 +97,13 @@ class ChainKnockout(Probe):
         again = KVPatch(whole, prefilled_in_two_pieces(subject, pair), no_op=True)
         cells.append(Cell("stale", "same_value", (again,)))
         cue = encode_segment(self.cue, subject.tokenizer)
-        ends = [[subject.tokenizer.eos_token_id]] if subject.tokenizer.eos_token_id is not None else []
         generated = generate(
             subject,
             pair.base.token_ids,
             stale,
             [(*cell.patches, *cell.knockouts) for cell in cells],
             limit=self.limit,
-            stop=[cue, *ends],
+            stop=[self.cue],
             temperature=self.temperature,
             generator=torch.Generator().manual_seed(1_000_003 * self.seed + index),
         )
