@@ -60,15 +60,17 @@ def _lengths(keys: torch.Tensor) -> torch.Tensor:
 def model_inputs(subject: Subject, prompt: CachedPrompt) -> dict[str, Any]:
     """Keyword arguments of Hugging Face's `generate` that go on from a cached prompt, on a copy of its cache."""
     ids = torch.tensor([prompt.token_ids], device=subject.device)
-    last = prompt.cache.positions[-1:] + 1
-    axes = None if prompt.cache.axes is None else torch.cat([prompt.cache.triples, prompt.cache.text_axes(last)], dim=1)
-    places = subject.architecture.generation_positions(torch.cat([prompt.cache.positions, last]), axes)
+    cache = prompt.cache
+    last = torch.tensor([int(cache.positions[-1]) + 1 if len(cache) else 0])
+    following = cache.text_axes(last)
+    axes = None if following is None else torch.cat([cache.triples, following], dim=1)
+    places = subject.architecture.generation_positions(torch.cat([cache.positions, last]), axes)
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
         # Told, for a model may keep positions of an unrelated call.
         "position_ids": places.to(subject.device),
-        "past_key_values": subject.architecture.model_cache(_copied(prompt.cache).to_hugging_face()),
+        "past_key_values": subject.architecture.model_cache(_copied(cache).to_hugging_face()),
     }
 
 
