@@ -14,6 +14,8 @@ TITLES: dict[ClaimKind | None, str] = {
     None: "Claims without a kind",
     ClaimKind.IDENTITY: "Checks, true by construction",
 }
+CHANGED = "‡"
+"""Marks a claim that was made or changed after the first cell was measured."""
 _SHORT = {
     ClaimKind.PAPER: "paper",
     ClaimKind.CRITIQUE: "controls",
@@ -62,3 +64,14 @@ def counts_of(kind: ClaimKind | None, verdicts: Sequence[Verdict]) -> str:
     return told + (
         f" ({beside} with the paper's number for the same architecture)" if kind is ClaimKind.PAPER and beside else ""
     )
+
+
+def history(verdict: Verdict) -> str:
+    """What the claim was when the first cell was measured, in brackets; empty where it is the same."""
+    return f" ({verdict.changed})" if verdict.changed else ""
+
+
+def fixed_before(verdicts: Iterable[Verdict]) -> str:
+    """Whether claims were fixed before the run, in one sentence."""
+    changed = any(verdict.changed for verdict in verdicts)
+    return f"Claims were fixed before the run{f', but for those marked {CHANGED}' if changed else ''}."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvprobe.figures.by_model import color_of
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import COLORS, save_figure, styled
+from kvprobe.report.counts import fixed_before
 from kvprobe.report.section_tables import count_markdown, counts_markdown, verdict_markdown
 from kvprobe.report.tables import markdown_table, short
 from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text
@@ -169,7 +170,8 @@ def section_markdown(section: SectionResult, folder: Path, caption: Sequence[str
     parts += [
         "## Verdicts",
         count_markdown(section),
-        "Claims are fixed before the run. The paper's values were measured on larger models of its own.",
+        fixed_before(verdict for _, verdict in section.verdicts()),
+        "The paper's values were measured on larger models of its own.",
         verdict_markdown(section),
         "## Experiments",
         markdown_table(("experiment", "question", "command"), rows),

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvprobe.report.counts import TITLES, by_kind, count_sentence, counted, counts_of
+from kvprobe.report.counts import CHANGED, TITLES, by_kind, count_sentence, counted, counts_of, history
 from kvprobe.report.tables import STATUS_STYLES, STYLES, VerdictLine, markdown_table, short
 from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
 from kvprobe.runs.results import RunResult, Status
@@ -23,7 +23,7 @@ _KEY = (
     f"{HEADLINE} headline claim. p adj.: two-sided p value of the claim's boundary, adjusted for multiple testing "
     "(Holm over the section's headline claims, Benjamini-Hochberg within an experiment for the others); – no test. "
     f"{LOST} the adjusted p value no longer supports the verdict. {ALIKE} the claim comes out alike on the models "
-    "set by hand, with notes and without."
+    f"set by hand, with notes and without. {CHANGED} the claim was made or changed after the first cell was measured."
 )
 _COUNTS = "n/cl/excl: included measurements / independent clusters / excluded by the gate."
 
@@ -76,7 +76,7 @@ def verdict_markdown(section: SectionResult) -> str:
         for result, verdict in lines:
             if verdict.kind is kind:
                 model, paper, ours, counts, adjusted, outcome = _cells(verdict, wide=True)
-                claim = f"{marks(verdict)} `{verdict.statement}` {verdict.claim}".strip()
+                claim = f"{marks(verdict)} `{verdict.statement}` {verdict.claim}{history(verdict)}".strip()
                 p = p_text(verdict.p_value, verdict.p_reason)
                 rows.append(
                     (result.config.name, claim, model, paper, ours, counts, p, adjusted, outcome, verdict.source)
@@ -168,8 +168,9 @@ def _claim(verdict: Verdict) -> str:
 
 
 def marks(verdict: Verdict) -> str:
-    """What stands before the claim: a headline, one that calibration does not support."""
-    return (HEADLINE if verdict.headline else "") + ("" if verdict.tells_apart else ALIKE)
+    """What stands before the claim: a headline, one that comes out alike without notes, one made later."""
+    of_claim = (HEADLINE if verdict.headline else "") + ("" if verdict.tells_apart else ALIKE)
+    return of_claim + (CHANGED if verdict.changed else "")
 
 
 def p_text(value: float | None, why_none: str = "") -> str:

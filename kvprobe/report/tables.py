@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kvprobe.report.counts import TITLES, by_kind, count_sentence
+from kvprobe.report.counts import TITLES, by_kind, count_sentence, history
 from kvprobe.runs.claims import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class VerdictLine:
     counts: str
     outcome: Outcome
     word: str
+    history: str
 
     @classmethod
     def of(cls, verdict: Verdict) -> VerdictLine:
@@ -58,6 +59,7 @@ class VerdictLine:
             counts="–" if effect is None else f"{effect.n}/{effect.clusters}/{effect.excluded}",
             outcome=verdict.outcome,
             word=verdict.word,
+            history=history(verdict),
         )
 
 
@@ -96,7 +98,9 @@ def verdict_tables(result: RunResult, width: int = 80) -> Group:
     tables: list[Table | Text] = []
     for claim in dict.fromkeys(line.claim for line in lines):
         of_claim = [line for line in lines if line.claim == claim]
-        title = Text.assemble((of_claim[0].statement, "bold"), f"   {claim}, {of_claim[0].source}".rstrip(", "))
+        title = Text.assemble(
+            (of_claim[0].statement, "bold"), f"   {claim}, {of_claim[0].source}".rstrip(", ") + of_claim[0].history
+        )
         table = _table(title, zip(_COLUMNS, widths, strict=True))
         for line in of_claim:
             *plain, verdict = _cells(line)
@@ -149,7 +153,7 @@ def verdict_markdown(result: RunResult) -> str:
     parts = []
     for kind, verdicts in by_kind(result.verdicts):
         lines = map(VerdictLine.of, verdicts)
-        rows = [(f"`{line.statement}`", *_cells(line), line.source) for line in lines]
+        rows = [(f"`{line.statement}`{line.history}", *_cells(line), line.source) for line in lines]
         parts.append(f"{TITLES[kind]}:\n\n{markdown_table(('claim', *_COLUMNS, 'source'), rows)}")
     return "\n\n".join([*parts, f"{count_sentence(result.verdicts)}\n\n{_KEY}."])
 

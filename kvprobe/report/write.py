@@ -9,6 +9,7 @@ from pathlib import Path
 from kvprobe.errors import StoreError
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import save_figure
+from kvprobe.report.counts import fixed_before
 from kvprobe.report.reference import paper_model, paper_values
 from kvprobe.report.tables import interval, markdown_table, short, verdict_markdown
 from kvprobe.runs.explain import command_of, figure_metadata
@@ -76,7 +77,7 @@ def summary_markdown(result: RunResult) -> str:
         config.question,
         f"![{config.name}]({config.name}.png)",
         "## Claims",
-        "Fixed before the run. The paper's values were measured on larger models of its own.",
+        f"{fixed_before(result.verdicts)} The paper's values were measured on larger models of its own.",
         verdict_markdown(result) if result.verdicts else "The experiment makes no claims.",
         "## Models",
         markdown_table(("model", "status", "what happened", "identity"), models),

@@ -57,7 +57,7 @@ class Explanation:
             f"config: {self.config}",
             f"rows: {len(self.rows)} in {result.folder / 'rows.parquet'}",
             *(f"{name}: {effect} ({effect.method}); {chosen_by(effect)}" for name, effect in self.effects.items()),
-            *(f"{v.model}: {v.statement}: {v.word}. {v.reason}{_p_line(v)}" for v in self.verdicts),
+            *(f"{v.model}: {v.statement}: {v.word}. {v.reason}{_p_line(v)}{_history(v)}" for v in self.verdicts),
             *(_model_line(model) for model in self.models),
             _code_line(result.provenance),
         ]
@@ -249,6 +249,10 @@ def _p_line(verdict: Verdict) -> str:
     if verdict.p_value is None:
         return f" No p value: {verdict.p_reason}." if verdict.p_reason else ""
     return f" p = {verdict.p_value:.3g}."
+
+
+def _history(verdict: Verdict) -> str:
+    return f" The claim was {verdict.changed}." if verdict.changed else ""
 
 
 def _code_line(provenance: Mapping[str, Any]) -> str:

@@ -12,16 +12,30 @@ from kvprobe.runs import provenance
 from kvprobe.runs.claims import Claim, Verdict, adjust, judge, not_applicable
 from kvprobe.runs.config import ExperimentConfig, load_config
 from kvprobe.runs.preparation import make_probe
+from kvprobe.runs.registration import Registration, registration
 from kvprobe.runs.results import ModelResult, RunResult, Status, effects_of_rows
 
+NOTHING_KNOWN = Registration()
 
-def judged(config: ExperimentConfig, probe: Probe, models: Sequence[ModelResult]) -> tuple[Verdict, ...]:
+
+def judged(
+    config: ExperimentConfig, probe: Probe, models: Sequence[ModelResult], first: Registration = NOTHING_KNOWN
+) -> tuple[Verdict, ...]:
     """A verdict for each claim and each model it is about, claim by claim, p values adjusted.
+
+    Args:
+        config: the experiment.
+        probe: that measured.
+        models: what was measured.
+        first: what was claimed when the first cell was measured; a verdict on a claim that is another says so.
 
     Raises:
         ConfigError: a claim is about an effect that the probe does not measure.
     """
-    verdicts = [_judged(claim, model, beside, probe) for claim, model, beside in _asked(config, models)]
+    verdicts = []
+    for claim, model, beside in _asked(config, models):
+        verdict = _judged(claim, model, beside, probe)
+        verdicts.append(_with_history(verdict, claim, model, probe, first))
     return tuple(adjust(verdicts, config.statistics.false_discovery_rate))
 
 
@@ -34,13 +48,14 @@ def judged_again(result: RunResult) -> RunResult:
     config = result.config.model_copy(update={"claims": claims_of_today(result.config)})
     probe = make_probe(config)
     models = {name: _read_again(model, result) for name, model in result.models.items()}
-    verdicts = []
+    verdicts, first = [], registration(result.folder)
     for claim, model, beside in _asked(config, list(models.values())):
         try:
-            verdicts.append(_judged(claim, model, beside, probe))
+            verdict = _judged(claim, model, beside, probe)
         except ConfigError:
             unmeasured = f"This run did not measure {claim.parsed.effect}; run the experiment again."
-            verdicts.append(not_applicable(claim, model.name, unmeasured, beside))
+            verdict = not_applicable(claim, model.name, unmeasured, beside)
+        verdicts.append(_with_history(verdict, claim, model, probe, first))
     return replace(
         result,
         config=config,
@@ -73,6 +88,21 @@ def _judged(claim: Claim, model: ModelResult, beside: Standing, probe: Probe) ->
     if model.status is Status.MEASURED:
         return judge(claim, model.name, model.effects, probe.read_by().may_lack, beside)
     return not_applicable(claim, model.name, model.reason, beside)
+
+
+def _with_history(verdict: Verdict, claim: Claim, model: ModelResult, probe: Probe, first: Registration) -> Verdict:
+    """The verdict with what the claim was when the first cell was measured, and how that comes out."""
+    if not first.changed(claim):
+        return verdict
+    then, when = first.claims.get(claim.id), first.when(claim)
+    if then is None:
+        return replace(verdict, changed=f"made {when}, after the first cell was measured")
+    try:
+        word = _judged(then, model, Standing(verdict.tier, verdict.paper_model), probe).word
+    except ConfigError:
+        word = "not measured"
+    said = then.statement + (" as a headline" if then.headline and not claim.headline else "")
+    return replace(verdict, changed=f"changed {when}, after the first cell was measured: was {said} ({word})")
 
 
 def _read_again(model: ModelResult, result: RunResult) -> ModelResult:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from kvprobe.errors import StoreError
-from kvprobe.runs.judgement import judged_again
-from kvprobe.runs.results import CONFIG, LOG, ROWS, SUMMARY, find_runs, load_result
-from kvprobe.runs.store import SHORT_HASH, json_bytes, parquet_bytes, write_atomically
+from kvprobe.runs.claims import Claim
+from kvprobe.runs.judgement import claims_of_today, judged_again
+from kvprobe.runs.registration import CLAIMS, is_news, told_to_the_log
+from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, find_runs, load_result
+from kvprobe.runs.store import LOG, SHORT_HASH, json_bytes, parquet_bytes, write_atomically
 
 _COLOURS = 64
 _DRAWN_AGAIN = ("*.png", "*.svg", "*.md")
@@ -69,19 +73,28 @@ def light_png(data: bytes) -> bytes:
 
 def _lightened(folder: Path) -> Path:
     """Write the run in its light form; returns where it is then."""
-    result = judged_again(load_result(folder))
+    stored = load_result(folder)
+    _lighten_log(folder / LOG, stored.config.claims, claims_of_today(stored.config))
+    result = judged_again(stored)
     write_atomically(folder / SUMMARY, json_bytes(result.to_record(light=True)))
     write_atomically(folder / CONFIG, result.config.to_yaml().encode())
     write_atomically(folder / ROWS, parquet_bytes(_of_experiment(pq.read_table(folder / ROWS), result.hash)))
-    if (folder / LOG).is_file():
-        entries = map(json.loads, (folder / LOG).read_text(encoding="utf-8").splitlines())
-        write_atomically(
-            folder / LOG, "".join(json.dumps(_light(entry), sort_keys=True) + "\n" for entry in entries).encode()
-        )
     for pattern in _DRAWN_AGAIN:
         for file in folder.glob(pattern):
             file.unlink()
     return folder.rename(folder.parent / result.hash[:SHORT_HASH])
+
+
+def _lighten_log(log: Path, then: Sequence[Claim], now: Sequence[Claim]) -> None:
+    """Leave out what names a machine; have the log tell the claims of a run by an earlier version."""
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    if not any(entry["event"] == CLAIMS for entry in entries):
+        began = entries[0]["time"] if entries else time
+        entries.insert(0, {"time": began, "event": CLAIMS, "claims": told_to_the_log(then)})
+    if is_news(now, entries):
+        entries.append({"time": time, "event": CLAIMS, "claims": told_to_the_log(now)})
+    write_atomically(log, "".join(json.dumps(_light(entry), sort_keys=True) + "\n" for entry in entries).encode())
 
 
 def _of_experiment(rows: pa.Table, experiment: str) -> pa.Table:

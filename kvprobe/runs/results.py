@@ -29,7 +29,6 @@ from kvprobe.viewing import Viewable
 SUMMARY = "summary.json"
 ROWS = "rows.parquet"
 CONFIG = "config.yaml"
-LOG = "log.jsonl"
 
 
 class Status(StrEnum):

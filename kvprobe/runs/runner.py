@@ -17,6 +17,7 @@ from kvprobe.runs.executors import Crew, Executor, InProcessExecutor, ModelTask,
 from kvprobe.runs.judgement import judged
 from kvprobe.runs.measuring import measure_task
 from kvprobe.runs.preparation import Plan, check_model_names, make_plan
+from kvprobe.runs.registration import register, registration
 from kvprobe.runs.results import (
     CONFIG,
     ROWS,
@@ -251,6 +252,7 @@ def _begin(plan: Plan, results_dir: str | Path, emit: events.Listener) -> Store:
     config = plan.config
     store = Store(results_dir, config.name, config.hash)
     store.write_text(CONFIG, config.to_yaml())
+    register(store, config.claims)
     store.log("started", profile=config.profile, source=config.source, machine=provenance.machine())
     models = len(config.models)
     emit(events.RunStarted(config.name, config.hash, str(store.folder), models, len(plan.pairs), plan.cells * models))
@@ -270,7 +272,7 @@ def _conclude(plan: Plan, store: Store, outcomes: Sequence[ModelOutcome]) -> Run
         hash=config.hash,
         folder=store.folder,
         models={model.name: model for model in models},
-        verdicts=judged(config, plan.probe, models),
+        verdicts=judged(config, plan.probe, models, registration(store.folder)),
         provenance={
             "code": provenance.code_version(),
             "packages": provenance.package_versions(),

@@ -33,6 +33,7 @@ from kvprobe.errors import KvprobeError, NumericsError, StoreError
 from kvprobe.runs.provenance import cell_key
 
 SHORT_HASH = 12
+LOG = "log.jsonl"
 
 
 class DamagedCellError(KvprobeError):
@@ -158,7 +159,7 @@ class Store:
         """Add one line, with the time, to the run log: the only file whose content may differ between equal runs."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **details}
         try:
-            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            with (self.folder / LOG).open("a", encoding="utf-8") as log:
                 log.write(json.dumps(entry, sort_keys=True) + "\n")
         except OSError as error:
             raise _cannot_write(self.folder, error) from error

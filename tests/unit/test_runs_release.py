@@ -22,7 +22,8 @@ from kvprobe.report.write import write_report
 from kvprobe.runs import RunResult, SectionResult, load_result, provenance, readings
 from kvprobe.runs.explain import FIGURE_KEY
 from kvprobe.runs.release import release
-from kvprobe.runs.results import LOG, ROWS, SUMMARY
+from kvprobe.runs.results import ROWS, SUMMARY
+from kvprobe.runs.store import LOG
 
 assert command
 assert look

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,10 +28,12 @@ from kvprobe.errors import (
     StoreError,
     UnknownNameError,
 )
+from kvprobe.report.write import summary_markdown
 from kvprobe.runs import events, load_result, preparation, provenance, run_experiment, runner
 from kvprobe.runs.claims import Outcome
 from kvprobe.runs.events import Tracker
 from kvprobe.runs.executors import InProcessExecutor, Measure, ModelTask, Outcomes, Tell
+from kvprobe.runs.explain import explain
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.runs.store import Store
 from kvprobe.tasks.gated_decision import GatedDecision
@@ -107,9 +110,11 @@ def test_another_claim_measures_nothing_again(tmp_path: Path, probe: FakeProbe) 
     first = run(tmp_path)
     measured = len(probe.measured)
     second = run(tmp_path, {"claims": [{"id": "local", "statement": "field_only.recovery < 0.2"}]})
-    assert second.folder != first.folder
+    assert second.folder == first.folder
     assert len(probe.measured) == measured
-    assert contents(second.folder / "cells") == contents(first.folder / "cells")
+    fewer = run(tmp_path, {"models": ["red"]})
+    assert fewer.folder != first.folder
+    assert len(probe.measured) == measured
 
 
 @pytest.mark.parametrize("changed", ["parameters", "weights", "tokens", "packages", "source", "block"])
@@ -527,3 +532,29 @@ def test_time_left_is_of_this_runs_own_pace() -> None:
     assert finished.seconds_left == pytest.approx(3.0 / 0.1 * 1.4)
     assert finished.fraction == pytest.approx(0.3)
     assert tell(events.ModelFinished("a", "failed", "four cells are missing")).fraction == 0.5
+
+
+def test_claims_changed_after_the_first_cell_say_what_they_were(tmp_path: Path, probe: FakeProbe) -> None:
+    first, other = (dict(claim) for claim in runs_fakes.CONFIG["claims"])
+    before = {"claims": [first, other]}
+    run(tmp_path, before)
+    assert not any(verdict.changed for verdict in load_result(run(tmp_path, before).folder).verdicts)
+    weaker = {**first, "statement": "field_only.recovery > -5"}
+    added = {"id": "added", "kind": "critique", "statement": "downstream.recovery > 0"}
+    # Another choice of models is another folder, and the same cells.
+    again = run(tmp_path, {"claims": [weaker, other, added], "models": ["blue", "red"]})
+    told = {verdict.claim: verdict.changed for verdict in again.verdicts if verdict.model == "red"}
+    assert told[other["id"]] == ""
+    assert re.fullmatch(
+        rf"changed \d{{4}}-\d\d-\d\d \d\d:\d\d, after the first cell was measured: was {first['statement']} \(holds\)",
+        told[first["id"]],
+    )
+    assert told["added"].startswith("made ")
+    assert load_result(again.folder).verdicts == again.verdicts
+    (line,) = (line for line in explain(f"fake/red/{first['id']}", tmp_path).lines() if first["statement"] in line)
+    assert "The claim was changed" in line
+    assert "marked ‡" in summary_markdown(again)
+    assert first["statement"] in summary_markdown(again)
+    # Back to what it was, nothing is changed.
+    back = run(tmp_path, before)
+    assert not any(verdict.changed for verdict in back.verdicts)

@@ -159,7 +159,7 @@ def _judged(claim: Claim, verdict: Verdict) -> dict[str, str]:
     lost = "" if verdict.survives else " († not supported after adjustment)"
     p = f"{p_text(verdict.p_value, verdict.p_reason)}; adjusted {p_text(verdict.p_adjusted)}{lost}"
     title = f"{HEADLINE} Claim {claim.id}" if claim.headline else f"Claim {claim.id}"
-    facts = [("kind", TITLES[claim.kind]), ("source", claim.source), ("p", p)]
+    facts = [("kind", TITLES[claim.kind]), ("source", claim.source), ("p", p), ("history", verdict.changed)]
     told = render("page/claim", title=title, claim=claim, verdict=verdict, facts=facts)
     return {"statement": claim.statement, "outcome": verdict.word, "html": told}
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from kvprobe.html.page.charts import themes
 from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
-from kvprobe.report.counts import TITLES, by_kind, count_sentence
+from kvprobe.report.counts import CHANGED, TITLES, by_kind, count_sentence, fixed_before
 from kvprobe.report.section import sample_of
 from kvprobe.report.section_tables import ALIKE, HEADLINE, LOST, p_text
 from kvprobe.report.tables import interval, number, short
@@ -120,6 +120,8 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
         headline=HEADLINE,
         lost=LOST,
         alike=ALIKE,
+        changed=CHANGED,
+        fixed=fixed_before(line.verdict for line in lines),
         themes=_json(themes()),
         plotly=_plotly(),
         style=asset("page.css"),

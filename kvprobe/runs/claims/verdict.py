@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvprobe.models.catalogue import Standing
+from kvprobe.models.config import Tier
 from kvprobe.runs.claims.claim import Claim, ClaimKind
 from kvprobe.runs.records import StoredEffect
 from kvprobe.viewing import Viewable
@@ -58,6 +59,7 @@ class Verdict(Viewable):
         p_benjamini_hochberg: adjusted within the experiment.
         p_holm: adjusted within the headline claims, of the experiment or, in a section's registry, of the section.
         level: error rate that an adjusted p is held against.
+        changed: where the claim was made or changed after the first cell was measured, when and what it said before.
         shown_in: in a section's registry, the experiment that shows the same measurement first and counts it.
     """
 
@@ -73,13 +75,14 @@ class Verdict(Viewable):
     paper_matches: bool = False
     headline: bool = False
     tells_apart: bool = True
-    tier: str | None = None
+    tier: Tier | None = None
     paper_model: str | None = None
     p_value: float | None = None
     p_reason: str = ""
     p_benjamini_hochberg: float | None = None
     p_holm: float | None = None
     level: float = 0.05
+    changed: str = ""
     shown_in: str = ""
 
     @property

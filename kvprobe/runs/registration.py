@@ -1,0 +1,116 @@
+"""What was claimed when the first cell was measured, and what was changed since: read from the logs of a run.
+
+Each log says when an experiment's claims were other than before. All hashes of an experiment share their cells, so
+their logs are read together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvprobe.errors import StoreError
+from kvprobe.runs.claims import Claim, ClaimKind
+from kvprobe.runs.store import LOG, Store
+
+CLAIMS = "claims"
+"""The event with which a log tells what is claimed from then on."""
+_KEYS = {"id", "kind", "statement", "models", "headline"}
+
+
+@dataclass(frozen=True)
+class Registration:
+    """The claims of an experiment as they were when its first cell was measured.
+
+    Args:
+        claims: by id; empty where no log says them, so that nothing can be told of changes.
+        since: by id and statement, when a later claim was made first, as `2026-12-01 09:30`.
+    """
+
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    since: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def changed(self, claim: Claim) -> bool:
+        """Whether the claim is not what it was, or was not made then."""
+        first = self.claims.get(claim.id)
+        return bool(self.claims) and (first is None or _told(first) != _told(claim))
+
+    def when(self, claim: Claim) -> str:
+        """When it was made, where it was changed."""
+        return self.since.get((claim.id, claim.statement), "later")
+
+    def withdrawn(self, claims: Sequence[Claim]) -> list[Claim]:
+        """What was claimed then and is not any more."""
+        kept = {claim.id for claim in claims}
+        return [claim for name, claim in self.claims.items() if name not in kept]
+
+
+def told_to_the_log(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """What a log keeps of claims: all that a verdict depends on."""
+    return [claim.model_dump(mode="json", include=_KEYS) for claim in claims]
+
+
+def registration(folder: Path) -> Registration:
+    """What was claimed before anything in `folder`, or in another hash of the experiment, was measured.
+
+    Raises:
+        StoreError: a log cannot be read.
+    """
+    events = sorted(_events(folder.parent), key=lambda event: str(event["time"]))
+    measured = next((place for place, event in enumerate(events) if event["event"] == "cell"), len(events))
+    made = [place for place, event in enumerate(events) if event["event"] == CLAIMS]
+    if not made:
+        return Registration()
+    first = max((place for place in made if place < measured), default=made[0])
+    since: dict[tuple[str, str], str] = {}
+    for place in made:
+        if place > first:
+            for claim in events[place]["claims"]:
+                since.setdefault((claim["id"], claim["statement"]), events[place]["time"][:16].replace("T", " "))
+    return Registration({claim["id"]: _read(claim) for claim in events[first]["claims"]}, since)
+
+
+def is_news(claims: Sequence[Claim], entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the log of one folder, entry by entry, has not told these claims last."""
+    told = [entry["claims"] for entry in entries if entry["event"] == CLAIMS]
+    return not told or told[-1] != told_to_the_log(claims)
+
+
+def register(store: Store, claims: Sequence[Claim]) -> None:
+    """Have the log of a run tell its claims, where they are others than it told last.
+
+    Raises:
+        StoreError: the log cannot be read or written.
+    """
+    if is_news(claims, _events_of(store.folder / LOG)):
+        store.log(CLAIMS, claims=told_to_the_log(claims))
+
+
+def _read(told: Mapping[str, Any]) -> Claim:
+    # Nothing that was once told is refused: an earlier version may have had other rules.
+    kind = told.get("kind")
+    return Claim.model_construct(**{**told, "kind": ClaimKind(kind) if kind else None})
+
+
+def _told(claim: Claim) -> tuple[Any, ...]:
+    return claim.statement, sorted(claim.models), claim.headline
+
+
+def _events(experiment: Path) -> Iterator[dict[str, Any]]:
+    for log in experiment.glob(f"*/{LOG}"):
+        yield from _events_of(log)
+
+
+def _events_of(log: Path) -> Iterator[dict[str, Any]]:
+    if not log.is_file():
+        return
+    try:
+        for line in log.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            if event["event"] in (CLAIMS, "cell"):
+                yield event
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{log} is damaged ({error}); restore it, or delete it and run again.") from error
