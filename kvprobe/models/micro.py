@@ -15,6 +15,9 @@ field, value and action; at a value of the session it knows the field, and that 
     errata        A note-taker that also reads what "the order status is now shipped" says of the field in the task
                   (`NAME_WRITER`, `ERRATUM_READER`, `RULE_READER`), with twice the weight of its notes. Two such lines
                   that differ tell it nothing, and it goes by its notes.
+    thinker       A note-taker that, asked for a thought, writes the field's value as it stands in the session
+                  (`NAME_READER`, `FIELD_READER`) and decides by what it wrote (`THOUGHT_READER`, `RULE_READER`), with
+                  twice the weight of its notes.
 
 Notes lie on the full stops alone (`note_positions`). They are written in layer 1, so cached keys and values hold them
 from layer 2 on, and they are read through the keys of layer 3. Field, rule and session are matched by content, so a
@@ -49,6 +52,8 @@ NAME_WRITER: Final = (1, 1)
 """(layer, head): at a value after "is now" it attends to the field's name before that."""
 ERRATUM_READER: Final = FIELD_READER
 """(layer, head): at the decision it attends to a value after "is now" of the field in the task, if there is one."""
+THOUGHT_READER: Final = (2, 3)
+"""(layer, head): at the decision it attends to the first word of the thought, if there is one."""
 RULE_READER: Final = (3, 2)
 """(layer, head): at the decision it attends to the full stop of the case with this value and says its action."""
 
@@ -78,8 +83,15 @@ _WORD_FLAGS: Final = {
     "then": lambda word: word == "then",
     "otherwise": lambda word: word == "Otherwise",
     "now": lambda word: word == "now",
+    "thought": lambda word: word == "Thought",
 }
-_FLAGS: Final = (*_WORD_FLAGS, "after_colon", "decision", "asked", "case", "default", "note", "after_now", "found")
+_FLAGS: Final = (
+    *_WORD_FLAGS,
+    *("after_colon", "decision", "asked", "case", "default", "note"),
+    *("after_now", "found", "thinking", "after_thought"),
+)
+_SAID_AFTER: Final = {"thinker": {"after_thought": "Answer", "cue": ":"}}
+"""By kind, the word that follows a token with a flag: a thought of one word, and the answer's cue behind it."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ class _Head:
 _LAYOUT: Final = (
     _Head(
         (0, 0),
-        {"word": "previous", "colon": "after_colon", "cue": "decision", "now": "after_now"},
+        {"word": "previous", "colon": "after_colon", "cue": "decision", "now": "after_now", "thought": "thinking"},
         offset=1,
     ),
     _Head((0, 1), {"word": "field", "by": "asked"}, offset=2, where="ordinary"),
@@ -144,6 +156,14 @@ _READ_FIELD: Final = (
         rest=16.0,
     ),
 )
+_OVERRIDING: Final = _Head(
+    RULE_READER,
+    {"previous": "answer"},
+    # A case of another value reaches 26.6 at most, so that a value of no case leaves the decision to the notes.
+    (("found", "case", 24.0), ("found", "default", 33.0), ("value", "value", 12.0)),
+    rest=30.0,
+    gain=2.0,
+)
 _READ_ERRATA: Final = (
     _READ_NAME,
     # Added to the word "is", which stands in the same slot there: another name matches it by 0.42 at most.
@@ -154,14 +174,16 @@ _READ_ERRATA: Final = (
         (("field", "field", 24.0), ("decision", "after_now", 48.0)),
         rest=63.0,
     ),
+    _OVERRIDING,
+)
+_THINK: Final = (
+    _Head(NAME_READER, {"word": "field"}, (("thinking", "asked", 30.0),), rest=15.0),
+    _Head((1, 1), {"thinking": "after_thought"}, offset=1),
+    _Head(FIELD_READER, {"word": "answer"}, (("field", "field", 16.0), ("thinking", "after_colon", 48.0)), rest=57.6),
     _Head(
-        RULE_READER,
-        {"previous": "answer"},
-        # A case of another value reaches 26.6 at most, so that a value of no case leaves the decision to the notes.
-        (("found", "case", 24.0), ("found", "default", 33.0), ("value", "value", 12.0)),
-        rest=30.0,
-        gain=2.0,
+        THOUGHT_READER, {"word": "value", "after_thought": "found"}, (("decision", "after_thought", 30.0),), rest=15.0
     ),
+    _OVERRIDING,
 )
 _CIRCUITS: Final = {
     "note-taker": (*_TAKE_NOTES, *_READ_NOTES),
@@ -169,6 +191,7 @@ _CIRCUITS: Final = {
     "both": (*_TAKE_NOTES, *_READ_NOTES, *_READ_FIELD),
     "unread-notes": (*_TAKE_NOTES, *_READ_FIELD),
     "errata": (*_TAKE_NOTES, *_READ_NOTES, *_READ_ERRATA),
+    "thinker": (*_TAKE_NOTES, *_READ_NOTES, *_THINK),
 }
 KINDS: Final = tuple(_CIRCUITS)
 
@@ -222,12 +245,12 @@ def micro_weights(kind: str, vocabulary: Mapping[str, int]) -> dict[str, Tensor]
     """
     if kind not in _CIRCUITS:
         raise UnknownNameError("micro-model", kind, KINDS)
-    weights = _embeddings(vocabulary)
+    weights = _embeddings(vocabulary, _SAID_AFTER.get(kind, {}))
     # With this weight the norm divides by nearly what it multiplies with.
     norm = torch.full((HIDDEN,), _CONSTANT / HIDDEN**0.5, dtype=torch.float64)
     weights["model.norm.weight"] = norm
     # Those that say the answer share its weight, but for one that overrides the others.
-    readers = sum("answer" in head.moves.values() and head.gain == 1 for head in _CIRCUITS[kind])
+    readers = sum(head.moves.get("previous") == "answer" and head.gain == 1 for head in _CIRCUITS[kind])
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         weights |= {f"{prefix}{name}.weight": norm for name in ("input_layernorm", "post_attention_layernorm")}
@@ -238,7 +261,7 @@ def micro_weights(kind: str, vocabulary: Mapping[str, int]) -> dict[str, Tensor]
     return weights
 
 
-def _embeddings(vocabulary: Mapping[str, int]) -> dict[str, Tensor]:
+def _embeddings(vocabulary: Mapping[str, int], said_after: Mapping[str, str]) -> dict[str, Tensor]:
     codes = word_codes(len(vocabulary))
     codes[vocabulary[BOS]] = 0  # nothing is ever carried from the start
     embedding, unembedding = torch.zeros(2, len(vocabulary), HIDDEN, dtype=torch.float64)
@@ -248,6 +271,8 @@ def _embeddings(vocabulary: Mapping[str, int]) -> dict[str, Tensor]:
         chosen = torch.tensor([holds(word) for word in sorted(vocabulary, key=vocabulary.__getitem__)])
         embedding[chosen, _channels(flag)] = 1.0
     unembedding[:, _channels("answer")] = ANSWER_LOGIT * codes
+    for flag, word in said_after.items():
+        unembedding[vocabulary[word], _channels(flag)] = ANSWER_LOGIT
     return {"model.embed_tokens.weight": embedding, "lm_head.weight": unembedding}
 
 
@@ -273,7 +298,10 @@ def _attention(heads: list[_Head], readers: int) -> dict[str, Tensor]:
             if head.offset is not None:
                 query[number] += _looking_back(head.offset, head.where)
             for name, target in head.moves.items():
-                size, gain = len(_reading(name)), head.gain / readers if target == "answer" else head.gain
+                size, gain = (
+                    len(_reading(name)),
+                    head.gain / readers if (name, target) == ("previous", "answer") else head.gain,
+                )
                 channels = slice(carried[name], carried[name] + size)
                 output[_channels(target), number, channels] = gain * torch.eye(size, dtype=torch.float64)
     return {

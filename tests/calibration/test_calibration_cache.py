@@ -207,6 +207,21 @@ def test_erratum_controls(kind: str) -> None:
         assert run.estimate(f"{arm}.new_rate") == 0
 
 
+@pytest.mark.parametrize("kind", ["note-taker", "reader", "thinker"])
+def test_chain_knockout(kind: str) -> None:
+    """A thinker's chain reads the field and its decision the chain; others decide as they do without a chain."""
+    run = micro_run("chain_knockout", kind, 12)
+    thinks = kind == "thinker"
+    assert run.estimate("free.field_only.follows_new") == (kind != "note-taker")
+    assert run.estimate("free.field_only.names_new_value") == thinks
+    assert run.estimate("free.censored") == (not thinks)
+    if kind != "reader":
+        # A reader that cannot see the field, or its rule, is left to chance.
+        assert run.estimate("block_field.field_only.follows_new") == 0
+        assert run.estimate("mask_field.field_only.follows_new") == thinks
+        assert run.estimate("mask_random.field_only.follows_new") == pytest.approx(float(thinks), abs=0.25)
+
+
 @pytest.mark.parametrize("kind", ["note-taker", "reader"])
 def test_scrub(kind: str) -> None:
     """A note of another scenario with the same actions will do, if it has the same conclusion; the rest is idle."""
