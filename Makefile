@@ -34,7 +34,7 @@ $(SECTIONS): reproduce-section-%:
 	  $(if $(JOBS),--jobs $(JOBS))
 
 calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other
-	$(BIN)/kvprobe run section3 erratum_controls erratum_phrasing transplant --profile calibration --results $(RESULTS)-calibration
+	$(BIN)/kvprobe run section3 cot_gate erratum_controls erratum_phrasing transplant --profile calibration --results $(RESULTS)-calibration
 
 released: $(READY) ## our own runs of all sections, as kept in results/released (about 50 minutes on two cores)
 	for section in 3 4 5 6; do \
