@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kvprobe.errors import UnsupportedError
+from kvprobe.models.sources.base import loading_error
 
 
 def check_fills_cache(model: Any) -> None:
@@ -19,8 +20,7 @@ def check_fills_cache(model: Any) -> None:
     """
     past = empty_cache()
     ids = torch.ones((1, 3), dtype=torch.long, device=next(model.parameters()).device)
-    with torch.no_grad():
-        model(ids, past_key_values=past, use_cache=True)
+    first_pass(model, ids, past_key_values=past, use_cache=True)
     held = [0 if layer.keys is None else layer.keys.shape[-2] for layer in past.layers]
     if not held or any(length != 3 for length in held):
         import transformers
@@ -29,6 +29,20 @@ def check_fills_cache(model: Any) -> None:
             f"A forward pass of {type(model).__name__} over 3 tokens leaves {min(held, default=0)} in its KV cache "
             f"under transformers {transformers.__version__}; install transformers below 5.24, which fills it."
         )
+
+
+def first_pass(model: Any, ids: torch.Tensor, **arguments: Any) -> Any:
+    """What a model that was just loaded makes of `ids` `[1, token]`.
+
+    Raises:
+        ModelSourceError: it fails, as it does where a configuration fits the weights' shapes and nothing else.
+        OutOfMemoryError: it does not fit in memory.
+    """
+    try:
+        with torch.no_grad():
+            return model(ids, **arguments)
+    except (ValueError, RuntimeError, IndexError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
+        raise loading_error(error, f"{type(model).__name__} of this configuration") from error
 
 
 def empty_cache() -> Any:

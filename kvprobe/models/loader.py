@@ -8,7 +8,7 @@ import torch
 
 from kvprobe.errors import ConfigError, NumericsError, UnsupportedError
 from kvprobe.models.architectures.base import ArchitectureAdapter, architecture_of
-from kvprobe.models.caching import check_fills_cache
+from kvprobe.models.caching import check_fills_cache, first_pass
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, no_progress
@@ -108,8 +108,7 @@ def _check_fits(config: ModelConfig, checkpoint: Checkpoint, settings: LoadSetti
 
 
 def _check_finite(config: ModelConfig, model: Any) -> None:
-    with torch.no_grad():
-        logits = model(torch.arange(1, 5, device=model.device)[None]).logits
+    logits = first_pass(model, torch.arange(1, 5, device=model.device)[None]).logits
     if not bool(torch.isfinite(logits).all()):
         raise NumericsError(
             f"{config.name} computes logits that are not finite; load it in float32, or fetch its weights again."

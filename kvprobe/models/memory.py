@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvprobe.errors import OutOfMemoryError
+from kvprobe.errors import ModelSourceError, OutOfMemoryError
 
 _RESERVE = 1.1
 """Weights and a little room for activations and a cache."""
@@ -42,14 +42,27 @@ def refuse_if_short(name: str, needed_bytes: float, device: torch.device, what: 
 
 
 def count_parameters(config: Any) -> int:
-    """Number of weights of the model with this configuration, without allocating them."""
+    """Number of weights of the model with this configuration, without allocating them.
+
+    Raises:
+        ModelSourceError: no model can be built of it.
+    """
     import transformers
 
     from kvprobe.models.architectures.base import architecture_of
 
     auto_class = getattr(transformers, architecture_of(config).auto_class)
-    with torch.device("meta"):
-        model = auto_class.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = auto_class.from_config(config)
+    except Exception as error:
+        # The library computes with what it reads: any error of Python's tells of a wrong value.
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        kind = f"{type(error).__name__}: " if isinstance(error, KeyError | AttributeError) else ""
+        raise ModelSourceError(
+            f"No model can be built of this configuration of type {config.model_type!r} ({kind}{reason}); "
+            "correct its config.json."
+        ) from error
     return sum(parameter.numel() for parameter in model.parameters())
 
 

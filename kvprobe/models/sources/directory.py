@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from typing_extensions import override
 
 from kvprobe.errors import ModelSourceError
@@ -52,7 +53,7 @@ class DirectorySource(ModelSource):
     def open(self, config: ModelConfig, path: Path) -> Checkpoint:
         from kvprobe.models.architectures.base import architecture_of
 
-        model_type = read_json(path / "config.json").get("model_type")
+        model_type = str(read_json(path / "config.json").get("model_type"))
         architecture_of(SimpleNamespace(model_type=model_type))
         refuse_redirects(path)
         files = weight_files(path)
@@ -104,16 +105,24 @@ def read_config(path: Path) -> Any:
     import transformers
 
     file = path / "config.json"
-    try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelSourceError(f"{file} is not a usable configuration: {first_line(error)}.") from error
+    with quiet_library():
+        try:
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            # The library computes with what it reads: any error of Python's, and its own checks, tell of wrong values.
+            raise ModelSourceError(f"{file} is not a usable configuration: {_reason(error)}.") from error
     if getattr(config, "transformers_weights", None) is not None:
         raise ModelSourceError(
             f"{file} sends the loader to other weights by its key 'transformers_weights'; name that file {SINGLE} and "
             "remove the key."
         )
     return config
+
+
+def _reason(error: Exception) -> str:
+    """What an error says; a check of the library names itself first and its reason last."""
+    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
+    return lines[-1].rstrip(".") if isinstance(error, StrictDataclassError) and lines else first_line(error)
 
 
 def read_tokenizer(path: Path) -> Any:
