@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tiny_models import tiny, tokens
 
 from kvprobe.composing.images import entries_of, prefill_around
+from kvprobe.edit.base import CachedPrompt
+from kvprobe.edit.hugging_face import model_inputs
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.generation import generate
 from kvprobe.engine.operations import overwrite, recompute, reposition, splice
@@ -103,6 +105,11 @@ def test_decoding_after_an_image_goes_on_from_the_largest_axis(name: str) -> Non
     assert torch.equal(answer.cache.axes[:, : len(prompt.token_ids)], prompt.axes)
     again = forward(subject, answer.token_ids[-2:-1], step.cache)
     assert answer.token_ids[2] == int(again.logits.argmax())
+    # An exported cache carries its positions, whatever an unrelated call has left in the model.
+    subject.model.model.rope_deltas = torch.tensor([[-1]])
+    handed = CachedPrompt(prompt.token_ids, {}, result.cache.take(slice(0, -1)))
+    theirs = subject.model.generate(**model_inputs(subject, handed), max_new_tokens=3, do_sample=False, eos_token_id=-1)
+    assert tuple(theirs[0, len(prompt.token_ids) :].tolist()) == answer.token_ids
 
 
 @families
