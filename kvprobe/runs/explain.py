@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
 from kvprobe.errors import ConfigError, StoreError, UnknownNameError
-from kvprobe.runs.claims import Verdict
+from kvprobe.models.catalogue import Standing
+from kvprobe.runs.claims import Verdict, judge
 from kvprobe.runs.config import load_config
-from kvprobe.runs.results import CONFIG, SUMMARY, ModelResult, RunResult, find_runs, load_result
+from kvprobe.runs.results import CONFIG, SUMMARY, ModelResult, RunResult, effects_of_rows, find_runs, load_result
 from kvprobe.runs.store import SHORT_HASH
 from kvprobe.stats import Effect
 
 FIGURE_KEY = "kvprobe"
+_COMPARED = ("estimate", "low", "high", "n", "clusters")
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,36 @@ class Explanation:
             f"config: {self.config}",
             f"rows: {len(self.rows)} in {result.folder / 'rows.parquet'}",
             *(f"{name}: {effect} ({effect.method}); {chosen_by(effect)}" for name, effect in self.effects.items()),
+            *disagreements(result, self.effects, self.verdicts),
             *(f"{v.model}: {v.statement}: {v.word}. {v.reason}{_p_line(v)}{_history(v)}" for v in self.verdicts),
             *(_model_line(model) for model in self.models),
             _code_line(result.provenance),
         ]
+
+
+def disagreements(result: RunResult, effects: Mapping[str, Effect], verdicts: Sequence[Verdict] = ()) -> list[str]:
+    """Where a summary is not what its rows give: one of the two was changed, or is of another version.
+
+    Args:
+        result: the run.
+        effects: of it, one for each model that is asked about.
+        verdicts: of it, whose outcomes are held against their effects.
+    """
+    told = []
+    for name, stored in effects.items():
+        again = {effect.name: effect for effect in effects_of_rows(result.models[name], result.config, result.folder)}
+        made = again.get(stored.name)
+        if made is None:
+            told.append(f"WARNING: {name}: the summary holds {stored.name}, which its rows do not give.")
+        elif not all(isclose(getattr(stored, key), getattr(made, key), abs_tol=1e-9) for key in _COMPARED):
+            told.append(f"WARNING: {name}: the summary holds {stored.name} as {stored}, but its rows give {made}.")
+    claims = {claim.id: claim for claim in result.config.claims}
+    for v in verdicts:
+        if v.effect is not None:
+            judged = judge(claims[v.claim], v.model, [v.effect], beside=Standing(v.tier, v.paper_model)).outcome
+            if judged is not v.outcome and (judged.decided or v.outcome.decided):
+                told.append(f"WARNING: {v.model}: the summary says of {v.claim} {v.outcome}, its interval {judged}.")
+    return told
 
 
 def rows_that_count(rows: pd.DataFrame) -> pd.DataFrame:

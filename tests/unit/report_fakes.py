@@ -16,8 +16,19 @@ from kvprobe.runs import ExperimentConfig, RunResult, run_experiment
 from kvprobe.stats import Sample, StatisticsConfig
 
 CLAIMS = [
-    {"id": "local", "statement": "field_only.recovery < 0.15", "source": "section 3", "paper_value": 0.009},
-    {"id": "wrong", "statement": "downstream_only.recovery < 0.5", "source": "made up | on purpose"},
+    {
+        "id": "local",
+        "kind": "paper",
+        "statement": "field_only.recovery < 0.15",
+        "source": "section 3",
+        "paper_value": 0.009,
+    },
+    {
+        "id": "wrong",
+        "kind": "critique",
+        "statement": "downstream_only.recovery < 0.5",
+        "source": "made up | on purpose",
+    },
 ]
 
 

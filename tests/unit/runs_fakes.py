@@ -32,8 +32,8 @@ CONFIG: dict[str, Any] = {
     "task": {"name": "gated_decision", "size": 20, "split": "all"},
     "block_size": 4,
     "claims": [
-        {"id": "local", "statement": "field_only.recovery < 0.15", "paper_value": 0.02},
-        {"id": "rest", "statement": "downstream.recovery < 0.5", "headline": True},
+        {"id": "local", "kind": "paper", "statement": "field_only.recovery < 0.15", "paper_value": 0.02},
+        {"id": "rest", "kind": "critique", "statement": "downstream.recovery < 0.5", "headline": True},
     ],
 }
 

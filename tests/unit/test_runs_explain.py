@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from runs_fakes import FakeProbe, config, load_subject
 from kvprobe.errors import StoreError, UnknownNameError
 from kvprobe.runs import load_config, preparation, provenance, run_experiment
 from kvprobe.runs.explain import explain, figure_metadata
-from kvprobe.runs.results import RunResult, find_runs
+from kvprobe.runs.results import SUMMARY, RunResult, find_runs
 
 mpl.use("Agg")
 MODELS = ["red", "hub/model"]
@@ -59,6 +60,27 @@ def test_names(result: RunResult, tmp_path: Path, target: str, kind: str, models
     assert len(about.rows)
     if kind == "claim":
         assert {verdict.claim for verdict in about.verdicts} == {"local"}
+
+
+def test_a_summary_that_its_rows_do_not_give_is_told(result: RunResult, tmp_path: Path) -> None:
+    def warnings() -> list[str]:
+        lines = explain("fake/red/local", tmp_path / "results").lines()
+        return [line for line in lines if line.startswith("WARNING: red: ")]
+
+    assert warnings() == []
+    file = result.folder / SUMMARY
+    summary = json.loads(file.read_text())
+    (verdict,) = (v for v in summary["verdicts"] if (v["claim"], v["model"]) == ("local", "red"))
+    (effect,) = (
+        e for m in summary["models"] if m["name"] == "red" for e in m["effects"] if e["name"] == verdict["effect"]
+    )
+    verdict["outcome"] = "fails"
+    file.write_text(json.dumps(summary))
+    assert warnings() == ["WARNING: red: the summary says of local fails, its interval holds."]
+    verdict["outcome"], effect["low"] = "holds", effect["low"] - 0.1
+    file.write_text(json.dumps(summary))
+    (told,) = warnings()
+    assert "but its rows give" in told
 
 
 def test_a_cell(result: RunResult, tmp_path: Path) -> None:
