@@ -14,11 +14,13 @@ from kvprobe.cli.app import app
 def release(results_dir: Annotated[Path, typer.Argument(help="Folder of results, or of one run.")]) -> None:
     """Judge finished runs by today's claims and make them small enough to publish; `kvprobe report` draws the rest.
 
-    Nothing is measured again. A README.md in the folder gets the counts of verdicts where it marks their place.
+    Nothing is measured again. Sections' figures and tables are written anew. A README.md in the
+    folder gets the counts of verdicts where it marks their place.
     """
     from kvprobe.html.page import load_newest
     from kvprobe.report.counts import count_sentence
-    from kvprobe.report.section import write_counts
+    from kvprobe.report.section import write_counts, write_section
+    from kvprobe.runs.release import lighten_figures
     from kvprobe.runs.release import release as released
     from kvprobe.runs.section import sections_of
 
@@ -28,5 +30,8 @@ def release(results_dir: Annotated[Path, typer.Argument(help="Folder of results,
     typer.echo(f"{count} in the light form: {size / 1e6:.1f} MB without cells.")
     sections = sections_of(load_newest(results_dir)[0])
     for section in sections:
+        for failure in write_section(section, results_dir).failures:
+            typer.echo(f"{failure.experiment}: {failure.message}", err=True)
         typer.echo(f"{section.name}: {count_sentence(verdict for _, verdict in section.verdicts())}")
+    lighten_figures(results_dir)
     write_counts(results_dir / "README.md", sections)

@@ -50,11 +50,18 @@ def release(results_dir: str | Path) -> list[Path]:
     try:
         runs = [_lightened(folder) for folder in runs]
         (root / "report.md").unlink(missing_ok=True)
-        for figure in root.glob("section*.png"):
-            write_atomically(figure, light_png(figure.read_bytes()))
+        lighten_figures(root)
     except (OSError, ValueError) as error:
         raise StoreError(f"{root} cannot be written in its light form ({error}).") from error
     return runs
+
+
+def lighten_figures(root: Path) -> None:
+    """Sections' figures with few colours, and none as SVG."""
+    for figure in root.glob("section*.png"):
+        write_atomically(figure, light_png(figure.read_bytes()))
+    for figure in root.glob("section*.svg"):
+        figure.unlink()
 
 
 def light_png(data: bytes) -> bytes:
