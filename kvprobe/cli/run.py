@@ -98,6 +98,7 @@ def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, An
 def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str, Any]) -> bool:
     """Run experiments, show all verdicts in one table and draw one figure. Returns whether something failed."""
     from kvprobe.html.page import load_newest, write_page
+    from kvprobe.report.findings import findings_text
     from kvprobe.report.section import Reports, write_section
     from kvprobe.report.section_tables import section_table
 
@@ -105,6 +106,7 @@ def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str
     section = _run(configs, results, place, on_result=reports)
     console = Console(highlight=False)
     console.print(section_table(section, console.width))
+    console.print(findings_text(section.results))
     written = write_section(section, results)
     figures = "".join(f"\nFigure: {file}" for file in written.figures[:1])
     console.print(f"{figures}\nReport: {written.summary}", soft_wrap=True)

@@ -93,12 +93,15 @@ class Reading:
         figure: of all models; a function of the panels where its rows depend on what was measured.
         paper: which of the effects the paper gives a value for, by name.
         may_lack: why an effect may be missing, by a pattern of its name (`rome.*`).
+        finding: one sentence that opens reports, with names of effects in braces where their numbers go; empty for
+            probes that are not a section's main result.
     """
 
     effects: Callable[[Sample, Any], Iterable[Effect]]
     figure: FigureSpec | Callable[[Sequence[Panel]], FigureSpec]
     paper: Mapping[str, PaperEntry] = field(default_factory=dict)
     may_lack: Mapping[str, str] = field(default_factory=dict)
+    finding: str = ""
 
     def read(self, probe: Probe, sample: Sample) -> list[Effect]:
         """All effects of one model.

@@ -13,6 +13,7 @@ from kvprobe.figures.by_model import color_of
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import COLORS, save_figure, styled
 from kvprobe.report.counts import fixed_before
+from kvprobe.report.findings import findings_markdown
 from kvprobe.report.section_tables import count_markdown, counts_markdown, verdict_markdown
 from kvprobe.report.tables import markdown_table, short
 from kvprobe.report.write import SUMMARY_FILE, panels, write_report, write_text
@@ -163,7 +164,7 @@ def section_markdown(section: SectionResult, folder: Path, caption: Sequence[str
         link = (result.folder / SUMMARY_FILE).relative_to(folder)
         rows.append((f"[{result.config.name}]({link})", result.config.question, f"`{command_of(result)}`"))
     rows += [(failure.experiment, f"failed: {failure.message}", "") for failure in section.failures]
-    parts = [f"# {section.name}"]
+    parts = [f"# {section.name}", findings_markdown(section.results)]
     if caption:
         picture = f"![{section.name}]({section.name}.png)"
         parts += [picture, "\n".join(f"- {line}" for line in caption)]

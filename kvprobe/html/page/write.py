@@ -18,6 +18,7 @@ from kvprobe.html.page.charts import themes
 from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
 from kvprobe.report.counts import CHANGED, TITLES, by_kind, count_sentence, fixed_before
+from kvprobe.report.findings import TITLE, findings
 from kvprobe.report.section import sample_of
 from kvprobe.report.section_tables import ALIKE, HEADLINE, LOST, p_text
 from kvprobe.report.tables import interval, number, short
@@ -106,7 +107,12 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
     """The page's text; an experiment that cannot be shown is added to `failures` and told of on the page."""
     lines: list[Line] = []
     shown = [
-        {"name": section.name, "experiments": list(_shown(section, folder, lines, failures))} for section in sections
+        {
+            "name": section.name,
+            "findings": findings(section.results),
+            "experiments": list(_shown(section, folder, lines, failures)),
+        }
+        for section in sections
     ]
     return render(
         "page/page",
@@ -117,6 +123,7 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
         kinds=[TITLES[kind] for kind, _ in by_kind(line.verdict for line in lines)],
         models=list(dict.fromkeys(line.verdict.model for line in lines)),
         failures=failures,
+        found=TITLE,
         headline=HEADLINE,
         lost=LOST,
         alike=ALIKE,

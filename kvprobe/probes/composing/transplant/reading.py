@@ -130,4 +130,7 @@ READING = Reading(
         "coupling.*": "The task has only one of self-contained and coupled rules.",
         **KAPPA_MAY_LACK,
     },
+    finding="A spliced rule decides like a full prefill in {self_contained.splice_none.agreement} of the prompts where"
+    " the rule comes first, and in {coupled.splice_none.agreement} where it comes after the field (chance: "
+    "0.5).",
 )

@@ -121,4 +121,7 @@ READING = Reading(
         for ours, theirs in _PAPER_ARMS.items()
         for effect, metric in (("correct_rate", "P_correct"), ("token_share", "recompute_fraction"))
     },
+    finding="The new value decides {field_only.correct_rate} of the prompts when only the field's entries are "
+    "overwritten, and {erratum.correct_rate} after an erratum, which runs {erratum.token_share} of a prefill's"
+    " tokens.",
 )

@@ -80,4 +80,6 @@ READING = Reading(
         f"{condition}.recovery": PaperEntry("locality_patch", condition, "decision_recovery")
         for condition in ("field_only", "full_downstream")
     },
+    finding="The field's own entries recover {field_only.recovery} of the change in the logit difference, the entries "
+    "after it {downstream_only.recovery}.",
 )

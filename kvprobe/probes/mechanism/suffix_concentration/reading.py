@@ -225,4 +225,6 @@ READING = Reading(
         "delimiter.share": PaperEntry("recovery_mass_by_token_type", "delimiter", "share_of_positive_recovery"),
         "mass.field": PaperEntry("recovery_mass_by_region", "field", "share_of_positive_recovery"),
     },
+    finding="Of what single positions recover, the rule holds {mass.policy}, the text after it {mass.after_policy}, "
+    "delimiters {delimiter.share}.",
 )
