@@ -63,4 +63,4 @@ def build_hybrid(config: PretrainedConfig, name: str, dtype: torch.dtype = torch
         if hasattr(layer, "linear_attn"):
             # As drawn, a state forgets within a token or two, and no law would see whether it is the true one.
             layer.linear_attn.A_log.data.sub_(3.0)
-    return hybrid_subject(model, name=name)
+    return hybrid_subject(model, name=name).extrapolating()

@@ -175,7 +175,8 @@ def build(
         model = model_class.from_config(deepcopy(config), attn_implementation=kernel).to(dtype).eval()
         adapter.settle(model)
     model.requires_grad_(False)
-    return Subject(name, model, None, adapter, identify(model, None, name, "random"))
+    # Laws of positions hold as far as one likes.
+    return Subject(name, model, None, adapter, identify(model, None, name, "random"), extrapolates=True)
 
 
 def rounds_to_float32(name: str) -> bool:

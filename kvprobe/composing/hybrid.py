@@ -249,6 +249,7 @@ def _run(subject: Subject, ids: Sequence[int], start: int, past: Any, *, decide:
     """Run `ids` from position `start` on after `past`, which grows; with logits at the last one if they `decide`."""
     tokens = torch.as_tensor(ids, dtype=torch.long, device=subject.device)[None]
     places = torch.arange(start, start + len(ids))
+    subject.check_reach(places)
     _adapter(subject).check_positions(subject.model, places)
     model = subject.model if decide else _adapter(subject).decoder(subject.model)
     wanted: dict[str, Any] = {"logits_to_keep": 1} if decide else {}

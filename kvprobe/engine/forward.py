@@ -77,7 +77,7 @@ def forward(
     Raises:
         NumericsError: the logits are not finite.
         UnsupportedError: no token, positions or images that do not fit, several rows, or weights from a fused
-            kernel.
+            kernel, or a position that the model does not have.
     """
     if positions is None:
         start = int(cache.positions.max()) + 1 if cache is not None and len(cache) else 0
@@ -154,6 +154,7 @@ def call_model(
         )
     places = (positions if axes is None else axes[:, None]).to(subject.device)
     further = subject.architecture.image_inputs(subject.model, ids, images)
+    subject.check_reach(positions if axes is None else axes)
     subject.architecture.check_positions(subject.model, positions)
     with torch.set_grad_enabled(gradients), applied(subject, plan) as mask:
         return subject.model(

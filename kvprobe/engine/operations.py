@@ -177,7 +177,8 @@ def reposition(subject: Subject, cache: KVCache, delta: int, axes_delta: int | N
     the prompt.
 
     Raises:
-        UnsupportedError: a position would be negative, or the RoPE scaling does not allow it.
+        UnsupportedError: a position would be negative or is none that the model has, or the RoPE scaling does not
+            allow it.
     """
     started = time.perf_counter()
     axes_delta = delta if axes_delta is None else axes_delta
@@ -186,6 +187,7 @@ def reposition(subject: Subject, cache: KVCache, delta: int, axes_delta: int | N
     places = positions if axes is None else axes
     if places.numel() and int(places.min()) < 0:
         raise UnsupportedError(f"Moving by {delta} would put an entry at position {int(places.min())}.")
+    subject.check_reach(places)
     tables = subject.architecture.rotary(subject.model)
     if len(tables) != len(cache.layers):
         raise UnsupportedError(f"The cache has {len(cache.layers)} layers and {subject.name} has {len(tables)}.")

@@ -92,6 +92,7 @@ class ModelConfig(BaseModel):
         chat: whether prompts go into the tokenizer's chat template: `false` removes it, `true` demands it; by default
             it is used where there is one.
         chat_arguments: keyword arguments of the template, for one with a thinking switch.
+        extrapolate: whether tokens may stand at positions beyond those the model has; refused by default.
         memory_gb: weights in the CUDA dtype, in 1e9 bytes; an estimate for people, and for quantised hub models
             for the loader too.
         resources: of a Ray cluster that a worker is given.
@@ -116,6 +117,7 @@ class ModelConfig(BaseModel):
     attention: Literal["sdpa", "eager"] | None = None
     chat: bool | None = None
     chat_arguments: dict[str, Any] = Field(default_factory=dict)
+    extrapolate: bool = False
     memory_gb: float | None = Field(default=None, gt=0)
     resources: Resources = Resources()
     shape: dict[str, Any] = Field(default_factory=dict)

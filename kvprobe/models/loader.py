@@ -26,6 +26,7 @@ def load_subject(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     attention: str | None = None,
+    extrapolate: bool | None = None,
     progress: Progress = no_progress,
 ) -> Subject:
     """Load a model with its tokenizer and adapter, frozen and in eval mode.
@@ -36,6 +37,7 @@ def load_subject(
         dtype: of the weights; by default what the model's YAML says for the device.
         device: by default `cuda` when there is one.
         attention: `sdpa` or `eager`; by default the first that is exact for the architecture.
+        extrapolate: whether tokens may stand at positions beyond those the model has; by default what its YAML says.
         progress: told about downloads.
 
     Raises:
@@ -63,7 +65,7 @@ def load_subject(
     check_fills_cache(model)
     _check_finite(config, model)
     identity = identify(model, tokenizer, config.name, checkpoint.location, checkpoint.weights_sha256)
-    return Subject(config.name, model, tokenizer, adapter, identity)
+    return Subject(config.name, model, tokenizer, adapter, identity, config.extrapolate if extrapolate is None else extrapolate)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

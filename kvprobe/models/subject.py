@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import ArchitectureAdapter
 from kvprobe.models.identity import ModelIdentity
 
@@ -16,6 +17,9 @@ class Subject:
     """A causal language model in eval mode with its tokenizer and architecture adapter.
 
     `model` is a Hugging Face `PreTrainedModel`; its gradients are off and nothing in kvprobe changes it.
+
+    Attributes:
+        extrapolates: whether tokens may stand at positions that the model does not have; refused by default.
     """
 
     name: str
@@ -23,6 +27,28 @@ class Subject:
     tokenizer: Any
     architecture: ArchitectureAdapter
     identity: ModelIdentity
+    extrapolates: bool = False
+
+    def extrapolating(self) -> Subject:
+        """The same model, allowed to run tokens at positions beyond those it has."""
+        return replace(self, extrapolates=True)
+
+    def check_reach(self, positions: torch.Tensor) -> None:
+        """Refuse positions that the model does not have: what it computes there is not what it was trained for.
+
+        Args:
+            positions: of any shape.
+
+        Raises:
+            UnsupportedError: one of them is `max_position_embeddings` or more, and the subject does not extrapolate.
+        """
+        reach = getattr(self.config, "max_position_embeddings", None)
+        if self.extrapolates or reach is None or not positions.numel() or int(positions.max()) < reach:
+            return
+        raise UnsupportedError(
+            f"{self.name} has {reach} positions and a token would stand at position {int(positions.max())}; shorten "
+            "the text, or insist with load_subject(..., extrapolate=True) or `extrapolate: true` in the model's YAML."
+        )
 
     @property
     def config(self) -> Any:

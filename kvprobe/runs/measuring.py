@@ -9,8 +9,18 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import torch
 
-from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, StoreError, UnknownNameError, WorkerLostError
+from kvprobe.errors import (
+    AlignmentError,
+    ConfigError,
+    KvprobeError,
+    StoreError,
+    UnknownNameError,
+    UnsupportedError,
+    WorkerLostError,
+)
+from kvprobe.models.subject import Subject
 from kvprobe.probes.base import Probe
 from kvprobe.runs import events
 from kvprobe.runs.config import ExperimentConfig
@@ -168,7 +178,8 @@ class _ModelRun:
         if not prepared.pairs:
             return None
         config, first = self._plan.config, prepared.pairs[:_PREVIEWED]
-        cause, rows = self._crew.do(_preview, self._name, self._plan.probe, config.statistics.cluster, first)
+        longest = max(len(prompt.token_ids) for pair in prepared.pairs for prompt in (pair.base, pair.donor))
+        cause, rows = self._crew.do(_preview, self._name, self._plan.probe, config.statistics.cluster, first, longest)
         count = {"generated": len(self._plan.pairs), "unaligned": prepared.unaligned}
         if cause:
             _, gate = apply_gate(pd.DataFrame(), config.gate, config.statistics, **count)
@@ -212,12 +223,17 @@ def _prepare(load_subject: SubjectLoader, plan: Plan, name: str) -> Preparation:
 
 
 def _preview(
-    load_subject: SubjectLoader, name: str, probe: Probe, cluster: str, pairs: Sequence[Pair]
+    load_subject: SubjectLoader, name: str, probe: Probe, cluster: str, pairs: Sequence[Pair], longest: int
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Why the model cannot be asked at all, and rows for the gate; none where only measuring tells, or all is well."""
     subject, rows = load_subject(name), []
     if (cause := probe.refusal(subject, pairs[0])) is not None:
         return cause, []
+    if isinstance(subject, Subject):
+        try:
+            subject.check_reach(torch.tensor(longest - 1))
+        except UnsupportedError as error:
+            return str(error), []
     for index, pair in enumerate(pairs):
         seen = probe.preview(subject, pair)
         if seen is None:

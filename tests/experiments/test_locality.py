@@ -92,6 +92,17 @@ def test_a_changed_configuration_is_measured_anew(tmp_path: Path, models: dict[s
     assert rows[0][1] != rows[2][1]
 
 
+def test_prompts_beyond_a_models_positions_are_not_measured(tmp_path: Path, models: dict[str, Path]) -> None:
+    folder = Path(shutil.copytree(models["mistral"], tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    call("run", experiment(tmp_path, folder, 4), "--results", tmp_path / "runs")
+    told = the_run(tmp_path / "runs").models[str(folder)]
+    assert told.status == Status.NOT_APPLICABLE
+    assert "model has 32 positions and a token would stand at position" in told.reason
+    assert "Nothing was measured." in told.reason
+
+
 def test_from_yaml_to_verdicts_and_a_figure_and_again(tmp_path: Path, models: dict[str, Path]) -> None:
     file, results = experiment(tmp_path, models["mistral"]), tmp_path / "runs"
     first = call("run", file, "--results", results)

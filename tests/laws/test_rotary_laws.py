@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, build, tiny, tokens
+from tiny_models import CONFIGS, FAMILIES, build, tiny, tokens
 from transformers import LlamaConfig, PhiConfig, PhiForCausalLM
 
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
-from kvprobe.engine.operations import append, reposition
+from kvprobe.engine.operations import append, reposition, splice
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.rotary import RotaryTable
+from kvprobe.models.subject import Subject
 
 LENGTH = 9
 STEPS = st.integers(0, 90)
@@ -171,6 +174,41 @@ def test_passes_beyond_the_length_at_which_frequencies_change_are_refused(scalin
     with torch.no_grad():
         step = subject.model(torch.tensor([ids[-1:]]), past_key_values=below.cache.to_hugging_face())
     assert float((step.logits[0, -1] - plain.logits[0, -1]).abs().max()) > 1e-3
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}
+BY_LAYER = {"sliding_attention": DYNAMIC, "full_attention": {**DYNAMIC, "rope_theta": 1000.0}}
+
+
+@pytest.mark.parametrize(("family", "rope"), [("llama", DYNAMIC), ("gemma3", BY_LAYER)])
+@pytest.mark.parametrize("length", [32, 31, 5])
+def test_a_long_pass_outside_leaves_no_frequencies_behind(family: str, rope: dict[str, Any], length: int) -> None:
+    shape = CONFIGS[family].to_dict() | {"rope_parameters": rope, "max_position_embeddings": 32}
+    subject = build(type(CONFIGS[family])(**shape), "dynamic", torch.float64)
+    before = prefill(subject, tokens(length))
+    with torch.no_grad():
+        subject.model(torch.tensor([tokens(60)]), use_cache=False)
+    after = prefill(subject, tokens(length))
+    assert after.cache.fingerprint() == before.cache.fingerprint()
+    assert torch.equal(after.logits, before.logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_that_a_model_lacks_are_refused_unless_one_insists(family: str) -> None:
+    subject = replace(tiny(family), extrapolates=False)
+    reach, ids = subject.config.max_position_embeddings, tokens(6)
+    last = prefill(subject, ids, offset=reach - 6).cache
+    refused = rf"has {reach} positions and a token would stand at position {reach}.*extrapolate"
+    attempts: list[Callable[[Subject], Any]] = [
+        lambda model: prefill(model, ids, offset=reach - 5),
+        lambda model: forward(model, ids[:1], last),
+        lambda model: reposition(model, last, 1),
+        lambda model: splice(model, last, prefill(model, ids[:1]).cache, reach - 2),
+    ]
+    for attempt in attempts:
+        with pytest.raises(UnsupportedError, match=refused):
+            attempt(subject)
+        attempt(subject.extrapolating())
 
 
 def test_a_module_without_frequencies_is_refused() -> None:

@@ -111,19 +111,25 @@ class ArchitectureAdapter:
     def check_positions(self, model: Any, positions: Tensor) -> None:
         """Refuse a pass at positions whose frequencies are not those of keys cached before.
 
+        Frequencies that a longer pass outside kvprobe has left behind are set back to those of the model's own reach.
+
         Raises:
             UnsupportedError: under dynamic or longrope scaling, a position beyond the length they start to act at.
         """
-        scaling = getattr(self.decoder(model).rotary_emb, "rope_type", None)
-        if scaling not in CHANGING or not len(positions):
-            return
-        parameters, config = model.config.rope_parameters, model.config
-        limit = int(parameters.get("original_max_position_embeddings") or config.max_position_embeddings)
-        if int(positions.max()) >= limit:
-            raise UnsupportedError(
-                f"RoPE scaling {scaling!r} changes its frequencies beyond {limit} tokens, so that cached keys are no "
-                f"longer those of a prefill; position {int(positions.max())} is out of reach for kvprobe."
-            )
+        rotary, config = self.decoder(model).rotary_emb, model.config.get_text_config()
+        scalings = getattr(rotary, "rope_type", None)
+        for kind, scaling in (scalings if isinstance(scalings, dict) else {"": scalings}).items():
+            if scaling not in CHANGING or not len(positions):
+                continue
+            parameters = config.rope_parameters[kind] if kind else config.rope_parameters
+            limit = int(parameters.get("original_max_position_embeddings") or config.max_position_embeddings)
+            if int(positions.max()) >= limit:
+                raise UnsupportedError(
+                    f"RoPE scaling {scaling!r} changes its frequencies beyond {limit} tokens, so that cached keys are "
+                    f"no longer those of a prefill; position {int(positions.max())} is out of reach for kvprobe."
+                )
+            if scaling == "dynamic":
+                _set_back(rotary, f"{kind}_" if kind else "")
 
     def settle(self, model: Any) -> None:
         """Choose kernels that compute in the dtype of `model`, once after loading."""
@@ -254,6 +260,15 @@ def architecture_of(config: Any) -> ArchitectureAdapter:
             f"and window are not known to kvprobe (known: {', '.join(known)}); add one in kvprobe/models/architectures."
         )
     return ARCHITECTURES.get(config.model_type)()
+
+
+def _set_back(rotary: nn.Module, prefix: str) -> None:
+    """The frequencies that a dynamic RoPE begins with; the library leaves grown ones for exactly its own length."""
+    if getattr(rotary, f"{prefix}max_seq_len_cached", rotary.max_seq_len_cached) == rotary.original_max_seq_len:
+        return
+    grown, original = getattr(rotary, f"{prefix}inv_freq"), getattr(rotary, f"{prefix}original_inv_freq")
+    rotary.register_buffer(f"{prefix}inv_freq", original.to(grown.device), persistent=False)
+    setattr(rotary, f"{prefix}max_seq_len_cached", rotary.original_max_seq_len)
 
 
 def _with_plain_strides(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

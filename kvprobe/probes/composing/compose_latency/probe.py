@@ -93,6 +93,8 @@ class ComposeLatency(Probe):
         Raises:
             ConfigError: a prompt has no segment `system` or `task`.
         """
+        # Of chunks beyond the model's positions only the cost is read.
+        subject = subject.extrapolating()
         rows: list[Measurement] = []
         shared = [{"pair": index, **prefill_pair(subject, pair).common()} for index, pair in enumerate(pairs)]
         requests = [request_of(pair.base) for pair in pairs]

@@ -67,6 +67,8 @@ class Offsets(Probe):
             ConfigError: a pair's rule, segment `policy`, does not stand between something and the field.
             UnsupportedError: the model's RoPE scaling does not allow moving.
         """
+        # Offsets beyond the model's positions are asked for by name: what holds of moved keys is arithmetic.
+        subject = subject.extrapolating()
         rows: list[Measurement] = []
         for index, pair in enumerate(pairs):
             gate = _gate(subject, pair)
