@@ -27,7 +27,7 @@ from kvprobe.engine.module_hooks import edited, has_place
 from kvprobe.engine.planner import plan_batch
 from kvprobe.engine.shared_prefix import cache_of_rows
 from kvprobe.engine.sweep import in_batches
-from kvprobe.errors import NumericsError, UnsupportedError
+from kvprobe.errors import NoEffectError, NumericsError, UnsupportedError
 from kvprobe.models.caching import check_fills_cache, empty_cache
 from kvprobe.models.subject import Subject
 
@@ -50,11 +50,13 @@ class ActivationEdit:
         hook: TransformerLens name, such as `blocks.3.attn.hook_z`.
         change: from the activation `[position, ...]` at `positions` to what replaces it, of the same shape.
         positions: absolute token positions; None for all tokens that are run.
+        no_op: declares that the edit may change nothing; an undeclared one raises `NoEffectError`.
     """
 
     hook: str
     change: Change
     positions: tuple[int, ...] | None = None
+    no_op: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +167,7 @@ class Components:
         Raises:
             UnsupportedError: no such hook, `hook_resid_mid` (which can only be read), a position that is not run, a
                 change of another shape, patches without a cache or not one set for each row.
-            NoEffectError: a patch that is not declared a no-op changes nothing.
+            NoEffectError: a patch or an edit that is not declared a no-op changes nothing.
         """
         start = _next_position(cache)
         for edit in itertools.chain.from_iterable(rows):
@@ -181,10 +183,12 @@ class Components:
             for number, row in enumerate(rows[first:last]):
                 for edit in row:
                     by_hook.setdefault(edit.hook, []).append((number, edit))
-            editors = {name: _editor(edits, self._axes[name], start) for name, edits in by_hook.items()}
+            acted: dict[ActivationEdit, Tensor] = {}
+            editors = {name: _editor(edits, self._axes[name], start, acted) for name, edits in by_hook.items()}
             part = None if patches is None else patches[first:last]
             with self._hooked(editors) if bridged else edited(self._own, editors):
                 logits = self._call(token_ids, cache, last - first, patches=part, bridged=bridged)
+            _check_acted(acted)
             return (logits if reduce is None else reduce(logits)).cpu()
 
         bridged = reference or not all(has_place(edit.hook) for row in rows for edit in row)
@@ -332,8 +336,23 @@ def _check_positions(edit: ActivationEdit, places: range) -> None:
         )
 
 
-def _editor(edits: Sequence[tuple[int, ActivationEdit]], axis: int, start: int) -> Callable[..., Tensor]:
-    """What makes all edits of one activation, each in its row; TransformerLens calls it with its hook."""
+def _check_acted(acted: Mapping[ActivationEdit, Tensor]) -> None:
+    """Refuse edits that changed nothing; asked once after a pass, so that no device waits within it."""
+    for edit, changed in acted.items():
+        if not bool(changed):
+            raise NoEffectError(
+                f"The edit of {edit.hook} changes nothing: what it writes is what stands there; choose another place, "
+                "or declare no_op."
+            )
+
+
+def _editor(
+    edits: Sequence[tuple[int, ActivationEdit]], axis: int, start: int, acted: dict[ActivationEdit, Tensor]
+) -> Callable[..., Tensor]:
+    """What makes all edits of one activation, each in its row; TransformerLens calls it with its hook.
+
+    Of edits that must act, `acted` is told whether they did, in any row.
+    """
 
     def change(activation: Tensor, *, hook: Any = None) -> Tensor:  # noqa: ARG001
         changed = activation.clone()
@@ -343,11 +362,14 @@ def _editor(edits: Sequence[tuple[int, ActivationEdit]], axis: int, start: int) 
             if edit.positions is not None:
                 places = torch.as_tensor(edit.positions, device=activation.device) - start
             old = rows[number, places]
-            new = edit.change(old)
+            new = edit.change(old.clone())
             if new.shape != old.shape:
                 raise UnsupportedError(
                     f"The change of {edit.hook} turns a shape of {list(old.shape)} into {list(new.shape)}."
                 )
+            if not edit.no_op:
+                changes = (new.to(old) != old).any()
+                acted[edit] = changes | acted[edit] if edit in acted else changes
             rows[number, places] = new.to(old)
         return changed
 

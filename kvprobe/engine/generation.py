@@ -163,7 +163,7 @@ class _Running:
 
 def _patched(base: KVCache, patches: Sequence[KVPatch]) -> KVCache:
     for patch in patches:
-        base, _ = overwrite(base, patch.positions, patch.donor, patch.layers)
+        base, _ = overwrite(base, patch.positions, patch.donor, patch.layers, no_op=True)
     return base
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.forward import forward, run_tokens
-from kvprobe.engine.interventions import check_same_shape
+from kvprobe.engine.interventions import KVPatch, check_patches, check_same_shape, layers_of
 from kvprobe.engine.positions import Positions, as_positions
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import UnsupportedError
@@ -56,19 +56,26 @@ def concat(*caches: KVCache) -> Result:
     return whole, Receipt(tokens_reused=len(whole), seconds=time.perf_counter() - started)
 
 
-def overwrite(cache: KVCache, positions: Positions, donor: KVCache, layers: Sequence[int] | None = None) -> Result:
+def overwrite(
+    cache: KVCache,
+    positions: Positions,
+    donor: KVCache,
+    layers: Sequence[int] | None = None,
+    *,
+    no_op: bool = False,
+) -> Result:
     """`cache` with the keys and values at `positions` in `layers` (None for all) taken from `donor`.
 
     Raises:
         UnsupportedError: a position is missing in either, a layer does not exist, or the caches do not fit.
+        NoEffectError: it changes nothing and `no_op` is not declared.
     """
     started = time.perf_counter()
-    check_same_shape(cache, donor)
     places = as_positions(positions)
+    patch = KVPatch(places, donor, None if layers is None else tuple(layers), no_op)
+    check_same_shape(cache, donor)
     here, there = cache.index_of(places), donor.index_of(places)
-    chosen = set(range(len(cache.layers)) if layers is None else layers)
-    if not chosen <= set(range(len(cache.layers))):
-        raise UnsupportedError(f"There is no layer {max(chosen)}: the cache has layers 0 to {len(cache.layers) - 1}.")
+    chosen = set(layers_of(patch, len(cache.layers)))
     sources = cache.source_positions.clone()
     sources[here] = donor.source_positions[there]
     axes, source_axes = _axes_overwritten(cache, here, donor, there)
@@ -79,6 +86,7 @@ def overwrite(cache: KVCache, positions: Positions, donor: KVCache, layers: Sequ
         raise UnsupportedError(
             "Only some layers would come from a donor whose keys were computed at other positions; take all layers."
         )
+    check_patches(cache, [patch])
     patched = tuple(
         layer.put(here, other.take(there)) if number in chosen else layer
         for number, (layer, other) in enumerate(zip(cache.layers, donor.layers, strict=True))

@@ -108,6 +108,6 @@ def _one_by_one(
     for suffix, patches in zip(suffixes, rows, strict=True):
         patched = prefix
         for patch in patches:
-            patched, _ = overwrite(patched, patch.positions, patch.donor, patch.layers)
+            patched, _ = overwrite(patched, patch.positions, patch.donor, patch.layers, no_op=True)
         run = forward(subject, suffix, patched)
         yield Suffix(run.cache.take(slice(len(prefix), None)), run.logits)

@@ -65,7 +65,9 @@ def load_subject(
     check_fills_cache(model)
     _check_finite(config, model)
     identity = identify(model, tokenizer, config.name, checkpoint.location, checkpoint.weights_sha256)
-    return Subject(config.name, model, tokenizer, adapter, identity, config.extrapolate if extrapolate is None else extrapolate)
+    return Subject(
+        config.name, model, tokenizer, adapter, identity, config.extrapolate if extrapolate is None else extrapolate
+    )
 
 
 def _device(device: torch.device | str | None) -> torch.device:

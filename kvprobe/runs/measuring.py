@@ -177,9 +177,8 @@ class _ModelRun:
         """The outcome of a model whose first pairs show that it will not pass the gate; `None` to measure it."""
         if not prepared.pairs:
             return None
-        config, first = self._plan.config, prepared.pairs[:_PREVIEWED]
-        longest = max(len(prompt.token_ids) for pair in prepared.pairs for prompt in (pair.base, pair.donor))
-        cause, rows = self._crew.do(_preview, self._name, self._plan.probe, config.statistics.cluster, first, longest)
+        config = self._plan.config
+        cause, rows = self._crew.do(_preview, self._name, self._plan.probe, config.statistics.cluster, prepared.pairs)
         count = {"generated": len(self._plan.pairs), "unaligned": prepared.unaligned}
         if cause:
             _, gate = apply_gate(pd.DataFrame(), config.gate, config.statistics, **count)
@@ -223,18 +222,19 @@ def _prepare(load_subject: SubjectLoader, plan: Plan, name: str) -> Preparation:
 
 
 def _preview(
-    load_subject: SubjectLoader, name: str, probe: Probe, cluster: str, pairs: Sequence[Pair], longest: int
+    load_subject: SubjectLoader, name: str, probe: Probe, cluster: str, pairs: Sequence[Pair]
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Why the model cannot be asked at all, and rows for the gate; none where only measuring tells, or all is well."""
     subject, rows = load_subject(name), []
     if (cause := probe.refusal(subject, pairs[0])) is not None:
         return cause, []
     if isinstance(subject, Subject):
+        longest = max(len(prompt.token_ids) for pair in pairs for prompt in (pair.base, pair.donor))
         try:
             subject.check_reach(torch.tensor(longest - 1))
         except UnsupportedError as error:
             return str(error), []
-    for index, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs[:_PREVIEWED]):
         seen = probe.preview(subject, pair)
         if seen is None:
             return None, []

@@ -11,7 +11,7 @@ from tiny_models import FAMILIES, tiny, tokens
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import append, concat, overwrite, recompute, reposition, slice_cache, splice
-from kvprobe.errors import UnsupportedError
+from kvprobe.errors import NoEffectError, UnsupportedError
 
 LENGTH = 14
 
@@ -28,7 +28,7 @@ def base_and_donor(name: str, changed_at: int = 3) -> tuple[list[int], list[int]
 @given(places=st.sets(st.integers(0, LENGTH - 1), min_size=1))
 def test_self_transplant_is_the_identity_bit_equal(name: str, places: set[int]) -> None:
     _, _, cache, _ = base_and_donor(name)
-    same, receipt = overwrite(cache, places, cache)
+    same, receipt = overwrite(cache, places, cache, no_op=True)
     assert same.fingerprint() == cache.fingerprint()
     assert (receipt.tokens_copied, receipt.tokens_reused) == (len(places), LENGTH - len(places))
 
@@ -59,7 +59,12 @@ def test_overwrite_changes_exactly_the_asked_entries_and_layers(name: str, data:
     _, _, cache, donor = base_and_donor(name)
     places = data.draw(st.sets(st.integers(0, LENGTH - 1), min_size=1))
     layers = data.draw(st.sets(st.integers(0, len(cache.layers) - 1), min_size=1))
-    patched, _ = overwrite(cache, sorted(places), donor, layers=sorted(layers))
+    patched, _ = overwrite(cache, sorted(places), donor, layers=sorted(layers), no_op=True)
+    if patched.fingerprint() == cache.fingerprint():
+        with pytest.raises(NoEffectError, match="changes nothing"):
+            overwrite(cache, sorted(places), donor, layers=sorted(layers))
+    else:
+        overwrite(cache, sorted(places), donor, layers=sorted(layers))
     for number, (new, old, other) in enumerate(zip(patched.layers, cache.layers, donor.layers, strict=True)):
         for place in range(LENGTH):
             source = other if number in layers and place in places else old

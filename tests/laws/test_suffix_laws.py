@@ -27,7 +27,7 @@ def test_together_equals_alone(name: str, lengths: list[int], size: int) -> None
     patches = [[KVPatch((n % PREFIX,), donor, no_op=True)] if n % 2 else [] for n in range(len(suffixes))]
     together = run_suffixes(subject, prefix, suffixes, patches, batch_size=size)
     for suffix, row, mine in zip(suffixes, patches, together, strict=True):
-        seen = overwrite(prefix, row[0].positions, donor)[0] if row else prefix
+        seen = overwrite(prefix, row[0].positions, donor, no_op=True)[0] if row else prefix
         alone = forward(subject, suffix, seen)
         torch.testing.assert_close(mine.logits, alone.logits, atol=exact, rtol=0)
         whole, _ = concat(seen, mine.cache)

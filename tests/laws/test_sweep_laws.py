@@ -61,7 +61,7 @@ def test_a_patched_row_equals_overwrite_then_forward(name: str, data: st.DataObj
     chosen = None if layers is None else tuple(sorted(layers))
     patch = KVPatch(tuple(sorted(places)), pair.donor.cache, chosen, no_op=True)
     before = slice_cache(pair.base.cache, range(DECISION))[0]
-    patched, _ = overwrite(before, sorted(places), pair.donor.cache, chosen)
+    patched, _ = overwrite(before, sorted(places), pair.donor.cache, chosen, no_op=True)
     alone = forward(pair.subject, pair.ids[-1:], patched).logits
     torch.testing.assert_close(pair.run([patch], reference=True)[0], alone, atol=1e-12, rtol=0)
     exact = 1e-5 if rounds_to_float32(name) else 1e-12

@@ -103,7 +103,7 @@ def edit(subject: Subject, keep: Keep = as_it_is, seed: int = 0) -> float:
     """Everything from the changed field on taken from a donor is the donor's decision; taken from itself, nothing."""
     ids = tokens(LENGTH, seed)
     base, donor = keep(prefill(subject, ids).cache), keep(prefill(subject, edited(ids)).cache)
-    assert overwrite(base, FIELD, base)[0].fingerprint() == base.fingerprint()
+    assert overwrite(base, FIELD, base, no_op=True)[0].fingerprint() == base.fingerprint()
     patch = KVPatch(tuple(range(FIELD.start, LENGTH - 1)), donor)
     return _apart(run_patches(subject, ids, base, [patch])[0], plain(subject, edited(ids)))
 

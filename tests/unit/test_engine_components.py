@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from kvprobe.engine.components import ActivationEdit, Components, add, component
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.sweep import run_patches
-from kvprobe.errors import NumericsError, UnsupportedError
+from kvprobe.errors import NoEffectError, NumericsError, UnsupportedError
 from kvprobe.models.loader import load_subject
 
 LENGTHS = (WINDOW - 2, WINDOW, WINDOW + 1, 2 * WINDOW)
@@ -107,8 +108,12 @@ def test_edits_with_their_own_activation_change_nothing_and_with_all_the_donors_
     made = components(subject)
     names = ("blocks.1.hook_resid_pre", "blocks.1.attn.hook_z", "blocks.1.attn.hook_pattern", "blocks.2.hook_mlp_out")
     own = made.capture(ids, names)
-    rows = [[ActivationEdit(name, set_to(value))] for name, value in own.activations.items()]
+    rows = [[ActivationEdit(name, set_to(value), no_op=True)] for name, value in own.activations.items()]
     close(made.run(ids, rows), own.logits.expand(len(rows), -1))
+    for (declared,) in rows:
+        # Rows are run as one, as they were read: to the bit what stands there.
+        with pytest.raises(NoEffectError, match=rf"{declared.hook} changes nothing"):
+            made.run(ids, [[replace(declared, no_op=False)]], reference=True)
     donor = made.capture(others, ["blocks.1.hook_resid_post"])
     edit = ActivationEdit("blocks.1.hook_resid_post", set_to(donor.activations["blocks.1.hook_resid_post"]))
     close(made.run(ids, [[edit]])[0], donor.logits)
@@ -134,7 +139,7 @@ def test_positions_are_absolute_and_a_head_can_be_set_alone() -> None:
         seen.append(activation)
         return activation
 
-    made.run(ids, [[edit, ActivationEdit("blocks.1.attn.hook_z", watch)]])
+    made.run(ids, [[edit, ActivationEdit("blocks.1.attn.hook_z", watch, no_op=True)]])
     assert not seen[0][7, 2].any()
     assert seen[0][7, 1].any()
     assert seen[0][6, 2].any()

@@ -147,8 +147,8 @@ def test_clamping_features_to_their_own_values_changes_nothing(family: str) -> N
         errors = [residual - sae(residual) for residual in notes.residuals]
         torch.testing.assert_close(all_features + errors[1] - errors[0], full, atol=1e-4, rtol=1e-5)
         edits = [
-            ActivationEdit(HOOK, add(same), notes.places),
-            ActivationEdit(HOOK, lambda activation: with_error_term(sae, activation), notes.places),
+            ActivationEdit(HOOK, add(same), notes.places, no_op=True),
+            ActivationEdit(HOOK, lambda activation: with_error_term(sae, activation), notes.places, no_op=True),
             ActivationEdit(HOOK, add(all_features), notes.places),
         ]
         clean, clamped, rebuilt, moved = components(subject).run(ids, [[], *([edit] for edit in edits)])

@@ -122,10 +122,14 @@ def edited_readings(
 ) -> list[Readout]:
     """The decision of `prompt` under each change; what comes before the first changed token is run once for all."""
     first = min(states.positions)
+    # Prompts do not differ in a layer whose windows do not reach the field.
     rows = [
         [
             ActivationEdit(
-                f"blocks.{layer}.hook_resid_post", add(torch.from_numpy(step).to(subject.dtype)), states.positions
+                f"blocks.{layer}.hook_resid_post",
+                add(torch.from_numpy(step).to(subject.dtype)),
+                states.positions,
+                no_op=True,
             )
         ]
         for layer, step in changes

@@ -93,8 +93,10 @@ def replace_heads(
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
         by_layer.setdefault(layer, []).append(head)
+    # A head whose window does not reach the field writes the same in both prompts.
     return [
-        ActivationEdit(z_hook(layer), _setter(values[layer], chosen), positions) for layer, chosen in by_layer.items()
+        ActivationEdit(z_hook(layer), _setter(values[layer], chosen), positions, no_op=True)
+        for layer, chosen in by_layer.items()
     ]
 
 
@@ -206,7 +208,7 @@ def note_reads(made: Components, pair: Pair, prefilled: PrefilledPair, layers: i
 
     made.run(
         pair.base.token_ids[-1:],
-        [[ActivationEdit(z_hook(layer), keep(layer))] for layer in range(layers)],
+        [[ActivationEdit(z_hook(layer), keep(layer), no_op=True)] for layer in range(layers)],
         cache=before_decision(pair, prefilled.stale),
         patches=[
             [KVPatch(tuple(pair.downstream.positions), prefilled.oracle, (layer,), no_op=True)]

@@ -84,7 +84,8 @@ def _shift_by_layer(subject: Subject, pair: Pair, places: tuple[int, ...]) -> to
     """Margin shift `[layer]`, in logits, by the donor's residual stream at the places, but of the last layer."""
     engine, hooks = components(subject), [residual_hook(layer) for layer in range(subject.layers - 1)]
     donor = engine.capture(pair.donor.token_ids, hooks).activations
-    edits = [[ActivationEdit(hook, set_to(donor[hook][list(places)]), places)] for hook in hooks]
+    # A first layer whose window does not reach the field leaves the same at the places.
+    edits = [[ActivationEdit(hook, set_to(donor[hook][list(places)]), places, no_op=True)] for hook in hooks]
     logits = engine.run(pair.base.token_ids, [[], *edits]).double()
     margins = logits[:, pair.donor_answer_id] - logits[:, pair.base_answer_id]
     return margins[1:] - margins[0]

@@ -104,8 +104,11 @@ def decisions(
     def whole(activation: Tensor) -> Tensor:
         return with_error_term(instrument.sae, activation)
 
+    # Units that are at their aim already are left as they are.
     edits = [
-        ActivationEdit(instrument.site.hook, whole if one.name == "self_clamp" else add(one.delta), note.places)
+        ActivationEdit(
+            instrument.site.hook, whole if one.name == "self_clamp" else add(one.delta), note.places, no_op=True
+        )
         for one in sweep
     ]
     before = prefill(instrument.subject, ids[:start]).cache

@@ -202,7 +202,7 @@ def _entries(subject: Subject, donor: Prompt, node: Node, positions: Sequence[in
         return donor.cache
     cache = donor.cache
     for patch in scrub(subject, donor, node.reads, sampler).patches:
-        cache, _ = overwrite(cache, patch.positions, patch.donor, patch.layers)
+        cache, _ = overwrite(cache, patch.positions, patch.donor, patch.layers, no_op=True)
     cache, _ = recompute(subject, cache, donor.pair.base.token_ids, positions)
     return cache
 

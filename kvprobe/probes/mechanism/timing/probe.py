@@ -103,7 +103,8 @@ def patch_rows(subject: Subject, pair: Pair, unedited: PrefilledPair) -> list[Me
     rows: list[Measurement] = []
     for place, positions in (("note", note), ("decision", (pair.decision_position,))):
         first = positions[0]
-        edits = [[ActivationEdit(hook, set_to(donor[hook][list(positions)]), positions)] for hook in hooks]
+        # Before the first block both prompts hold the same tokens there.
+        edits = [[ActivationEdit(hook, set_to(donor[hook][list(positions)]), positions, no_op=True)] for hook in hooks]
         logits = model.run(ids[first:], edits, cache=unedited.stale.take(slice(0, first)))
         readings = read_rows(logits, pair.base_answer_id, pair.donor_answer_id)
         rows += [
