@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from kvprobe.errors import ConfigError
 from kvprobe.tasks.base import TASKS, Task
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.pairs import PromptPair, Provenance
-from kvprobe.yaml_files import parse_yaml
+from kvprobe.yaml_files import read_plain
 
 _MARK = re.compile(r"\{\{(?:(?P<name>[\w][\w -]*):\s)?(?P<old>[^{}|\n]+)\|(?P<new>[^{}|\n]+)\}\}")
 _BRACES = re.compile(r"\{\{.*?\}\}|\{\{|\}\}", re.DOTALL)
@@ -229,16 +228,7 @@ def read_prompt_file(path: Path) -> PromptFile:
     Raises:
         ConfigError: it is missing, no UTF-8, no YAML, or not what the schema asks for; names the key or the line.
     """
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such prompt file; check the path.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8 text.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a YAML file.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {_yaml_finding(error)}.") from None
+    content = read_plain(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold the keys prompt and answers; `kvprobe audit --example` shows a file.")
     try:
@@ -254,18 +244,6 @@ def _word(given: Any) -> str:
     if not isinstance(given, str) or not given.strip():
         raise ValueError(f"{given!r} is no word; put each answer in quotes")
     return given.strip()
-
-
-def _yaml_finding(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None:
-        return f"this is not valid YAML ({' '.join(str(error).split())}); mend the file"
-    if "stands twice" in str(problem):
-        return f"line {mark.line + 1}: {problem}; keep one of them"
-    return (
-        f"line {mark.line + 1} is not valid YAML ({problem}); write longer texts indented under 'prompt: |' and put "
-        "short ones in quotes"
-    )
 
 
 def _finding(error: ValidationError) -> str:

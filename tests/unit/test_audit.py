@@ -301,7 +301,7 @@ def test_the_command_writes_json_and_a_page(tmp_path: Path, monkeypatch: pytest.
     assert "✓ field_only *" in done.output
     for arguments, said in (
         (["audit"], "Name a prompt file"),
-        (["audit", "none.yaml"], "there is no such prompt file"),
+        (["audit", "none.yaml"], "there is no such file"),
         (["audit", "prompt.yaml", "--page", "no/where.html"], "There is no folder no"),
     ):
         failed = runner.invoke(app, arguments)

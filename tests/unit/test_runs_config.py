@@ -78,7 +78,7 @@ def test_what_is_wrong_is_one_sentence_with_file_key_and_mend(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: [unclosed", "is not valid YAML on line"),
+        ("name: [unclosed", "is not valid YAML"),
         ("name: a\nname: b\n", "the key 'name' stands twice"),
         ("claims:\n- id: a\n  id: b\n", "the key 'id' stands twice"),
         ("- a\n- b\n", "must be keys with values, not list"),
@@ -91,10 +91,10 @@ def test_what_is_not_an_experiment(tmp_path: Path, text: str, expected: str) -> 
 
 
 def test_missing_and_binary_files(tmp_path: Path) -> None:
-    assert "cannot be read" in message(tmp_path / "none.yaml")
+    assert "there is no such file" in message(tmp_path / "none.yaml")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert "is not UTF-8" in message(binary)
+    assert "byte 1 is not UTF-8" in message(binary)
 
 
 def test_profiles_lay_keys_over_the_file(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ class TestOwnPrompt:
         assert "mine.yaml" in str(caught.value)
 
     def test_a_missing_file_is_one_sentence(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        with pytest.raises(ConfigError, match="no such prompt file"):
+        with pytest.raises(ConfigError, match="no such file"):
             list(OwnPrompt(files=(tmp_path / "none.yaml",)).prompt_pairs())
 
 
