@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+_LONGEST = 200
+"""Characters that names are compared by, which takes a time that grows with their square."""
+
 
 class KvprobeError(Exception):
     """Base of every error kvprobe raises on purpose; the CLI shows it as one sentence."""
@@ -20,17 +23,20 @@ class UnknownNameError(KvprobeError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.4)
-        hint = (
-            f"did you mean {' or '.join(repr(near) for near in nearest)}?"
-            if nearest
-            else (f"known: {', '.join(self.known) or 'none'}.")
-        )
-        super().__init__(f"There is no {kind} named {name!r}; {hint}")
+        super().__init__(f"There is no {kind} named {name!r}; {did_you_mean(name, self.known)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An error of a worker reaches the user through a pickle, which by default remembers the message only.
         return type(self), (self.kind, self.name, self.known)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as the end of a sentence; all of them where none is near."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name[:_LONGEST], known, n=3, cutoff=0.4)
+    if nearest:
+        return f"did you mean {' or '.join(map(repr, nearest))}?"
+    return f"known: {', '.join(known) or 'none'}."
 
 
 class AlignmentError(KvprobeError):

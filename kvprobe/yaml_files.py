@@ -87,7 +87,7 @@ def mapping(content: Any, file: Path, what: str) -> dict[str, Any]:
 def _check_size(text: str) -> None:
     """Count what the text would become before any of it is made: a few aliases can stand for billions of values."""
     loader, count, levels = _Loader(text), 0, list[tuple[str | None, int]]()
-    sizes: dict[str, int] = {}
+    sizes: dict[str | None, int] = {}
     try:
         while loader.check_event():
             event = loader.get_event()

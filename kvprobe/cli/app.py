@@ -44,6 +44,11 @@ class _Group(TyperGroup):
                 raise typer.Exit(FAILED) from None
             except typer.Exit:
                 raise
+            except OSError as error:
+                if seen or error.filename is None:
+                    raise
+                typer.echo(f"Error: {error.filename}: {error.strerror}.", err=True)
+                raise typer.Exit(FAILED) from None
             except (KeyboardInterrupt, Exception) as error:
                 if not seen and not isinstance(error, KeyboardInterrupt):
                     raise

@@ -78,11 +78,17 @@ def model_config(name_or_path: str) -> ModelConfig:
         return read_model_config(configs[name_or_path])
     if name_or_path in organisms:
         return _folder_config(organism_folder() / name_or_path)
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return _folder_config(path)
-    if path.is_file():
-        return _file_config(path)
+    try:
+        path = Path(name_or_path).expanduser()
+        if path.is_dir():
+            return _folder_config(path)
+        if path.is_file():
+            return _file_config(path)
+    except (OSError, RuntimeError) as error:
+        # A name longer than any file's, or the folder of a user who is not known here.
+        raise ModelSourceError(
+            f"{name_or_path} cannot be looked up ({error}); correct the path to the model."
+        ) from error
     if path.suffix == ".gguf" or name_or_path.startswith(("/", "./", "../", "~")):
         raise ModelSourceError(f"There is no file or folder {path}; correct the path to the model.")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path):

@@ -151,10 +151,12 @@ def read_model_config(file: Path) -> ModelConfig:
     content = read_yaml(file)
     if content.setdefault("name", file.stem) != file.stem:
         raise ConfigError(f"{file} names its model {content['name']!r}; the file must be called as the model is.")
-    if isinstance(content.get("path"), str):
-        content["path"] = file.parent / Path(content["path"]).expanduser()
     try:
+        if isinstance(content.get("path"), str):
+            content["path"] = file.parent / Path(content["path"]).expanduser()
         return ModelConfig(**content)
+    except RuntimeError as error:
+        raise ConfigError(f"In key 'path' of {file}: {error} Correct the path.") from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

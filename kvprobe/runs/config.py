@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kvprobe.errors import ConfigError
+from kvprobe.errors import ConfigError, did_you_mean
+from kvprobe.models.catalogue import model_names, standing
 from kvprobe.runs.claims import Claim, ClaimKind
 from kvprobe.runs.experiments import experiment_file, located
 from kvprobe.runs.validation import validated
@@ -20,6 +21,8 @@ from kvprobe.stats import StatisticsConfig
 from kvprobe.yaml_files import mapping, read_yaml
 
 MAXIMUM_INCLUDES = 8
+MAXIMUM_NAME = 100
+"""Characters of a name that files are called by."""
 
 
 class TaskConfig(BaseModel):
@@ -74,8 +77,8 @@ class ExperimentConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]*$")
-    section: str = ""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]*$", max_length=MAXIMUM_NAME)
+    section: str = Field(default="", pattern=r"^[A-Za-z0-9_\-. ]*$", max_length=MAXIMUM_NAME)
     question: str = ""
     probe: str
     models: list[str] = Field(min_length=1)
@@ -132,6 +135,10 @@ class ExperimentConfig(BaseModel):
     def to_yaml(self) -> str:
         """A YAML file that gives this very experiment again, profile and includes resolved."""
         content = self.model_dump(mode="json", exclude={"source", "profile"})
+        others = {name for claim in self.claims for name in claim.models} - set(self.models)
+        if others:
+            # Claims on models that were left out of this run stay readable.
+            content["models"] = {"run": self.models, "others": sorted(others)}
         return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
@@ -164,6 +171,7 @@ def load_config(
     elif profile not in (None, "full"):
         known = ", ".join(["full", *(str(name) for name in profiles)])
         raise ConfigError(f"{file}: there is no profile {profile!r}; known: {known}.")
+    named = {name for each in (values, *profiles.values()) for name in _named(each)}
     values["models"] = _models(values.get("models"), models, file)
     for key in ("profile", "source"):
         if key in values:
@@ -174,6 +182,7 @@ def load_config(
         if claim.kind is None:
             kinds = ", ".join(ClaimKind)
             raise ConfigError(f"{config.where}: the key 'claims[{place}].kind' is missing; add it, one of: {kinds}.")
+    _refuse_claims_on_others(config, {*config.models, *named})
     return config
 
 
@@ -218,6 +227,26 @@ def _models(given: Any, asked: str | Sequence[str] | None, file: Path) -> Any:
             raise ConfigError(f"{file}: 'models' is wrong: name at least one group of models.")
         return next(iter(groups.values()))
     return [given] if isinstance(given, str) else given
+
+
+def _named(values: Any) -> Iterator[str]:
+    """The models of all groups."""
+    given = values.get("models") if isinstance(values, dict) else None
+    for group in given.values() if isinstance(given, dict) else [given]:
+        yield from (name for name in group if isinstance(name, str)) if isinstance(group, list) else ()
+
+
+def _refuse_claims_on_others(config: ExperimentConfig, models: set[str]) -> None:
+    """A claim on a model that no group and no profile of the file has would be dropped without a word."""
+    known = models | set(model_names())
+    for place, claim in enumerate(config.claims):
+        if not set(claim.models) <= models:
+            models |= {beside for name in models if (beside := standing(name).paper_model)}
+        for key, names, allowed in (("models", claim.models, models), ("paper_values", claim.paper_values, known)):
+            for name in names:
+                if name not in allowed:
+                    wrong = f"'claims[{place}].{key}' names {name!r}, which is no model of the experiment"
+                    raise ConfigError(f"{config.where}: {wrong}; {did_you_mean(name, allowed)}")
 
 
 def _refuse_repeats(names: Sequence[str], what: str) -> None:

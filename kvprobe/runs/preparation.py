@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.engine.planner import peak_bytes
-from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, ModelSourceError
+from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, ModelSourceError, did_you_mean
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.subject import Subject
 from kvprobe.probes.base import PROBES, Probe
@@ -16,7 +16,7 @@ from kvprobe.runs import provenance
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.validation import validated
 from kvprobe.tasks.base import TASKS, Task
-from kvprobe.tasks.pairs import Pair, PromptPair, align
+from kvprobe.tasks.pairs import Pair, PromptPair, Provenance, align
 
 OWN_PROMPTS = "own_prompt"
 
@@ -84,9 +84,15 @@ def make_plan(config: ExperimentConfig) -> Plan:
 
     Raises:
         UnknownNameError: of the probe or the task, with the nearest names.
-        ConfigError: a parameter is wrong, or the task makes no pairs.
+        ConfigError: a parameter is wrong, the task makes no pairs, or rows have no such cluster.
     """
-    return Plan(config, make_probe(config), tuple(prompt_pairs(make_task(config), config)))
+    plan = Plan(config, make_probe(config), tuple(prompt_pairs(make_task(config), config)))
+    columns, cluster = ["pair_id", *_labels(plan.pairs[0].scenario)], config.statistics.cluster
+    if cluster not in columns:
+        # Of the probe's own columns it is known only after measuring whether they are independent.
+        wrong = f"'statistics.cluster' is {cluster!r}, by which no row is labelled"
+        raise ConfigError(f"{config.where}: {wrong}; {did_you_mean(cluster, columns)}")
+    return plan
 
 
 def make_probe(config: ExperimentConfig) -> Probe:
@@ -219,16 +225,14 @@ def labelled(rows: Sequence[Mapping[str, Any]], cell: Cell) -> list[dict[str, An
         if not isinstance(row.get("pair"), int) or not 0 <= row["pair"] < len(cell.pairs):
             raise ValueError("every row of a probe must carry 'pair', the index into the pairs it was given")
         pair = cell.pairs[row["pair"]]
-        scenario = pair.scenario
-        labels = {
-            "model": cell.model,
-            "pair": cell.first + row["pair"],
-            "pair_id": provenance.pair_id(pair),
-            "skeleton": scenario.skeleton,
-            "wording": scenario.wording,
-            "scenario_seed": scenario.seed,
-        }
-        attributes = {f"scenario_{key}": value for key, value in sorted(scenario.attributes.items())}
+        place = {"model": cell.model, "pair": cell.first + row["pair"], "pair_id": provenance.pair_id(pair)}
         measured = {key: value for key, value in row.items() if key != "pair"}
-        result.append({**labels, **attributes, **measured})
+        result.append({**place, **_labels(pair.scenario), **measured})
     return result
+
+
+def _labels(scenario: Provenance) -> dict[str, Any]:
+    """What every row on a pair says of its scenario."""
+    attributes = {f"scenario_{key}": value for key, value in sorted(scenario.attributes.items())}
+    told = {"skeleton": scenario.skeleton, "wording": scenario.wording, "scenario_seed": scenario.seed}
+    return told | attributes

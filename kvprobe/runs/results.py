@@ -271,5 +271,5 @@ def read_rows(folder: str | Path) -> pd.DataFrame:
 
 def find_runs(results_dir: str | Path, experiment: str | None = None) -> list[Path]:
     """Folders of finished runs under `results_dir`, oldest first."""
-    found = Path(results_dir).glob(f"{experiment or '*'}/*/{SUMMARY}")
+    found = [file for file in Path(results_dir).glob(f"*/*/{SUMMARY}") if experiment in (None, file.parent.parent.name)]
     return [file.parent for file in sorted(found, key=lambda file: (file.stat().st_mtime_ns, str(file)))]

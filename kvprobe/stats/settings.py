@@ -24,5 +24,5 @@ class StatisticsConfig(BaseModel):
     cluster: str = "skeleton"
     minimum_clusters: int = Field(default=8, ge=2)
     seed: int = Field(default=0, ge=0)
-    resamples: int = Field(default=9999, ge=999)
+    resamples: int = Field(default=9999, ge=999, le=1_000_000)
     false_discovery_rate: float = Field(default=0.05, gt=0.0, lt=1.0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kvprobe.tasks.base import TASKS, Task
+from kvprobe.tasks.base import TASKS, Range, Task, at_most
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, Mode, Rule, pick_notes, render
 from kvprobe.tasks.library import Skeleton, Split, filler_notes, skeletons
 from kvprobe.tasks.pairs import PromptPair, Provenance
@@ -44,9 +44,9 @@ class GatedDecision(Task):
     rules: tuple[Rule, ...] = ("cases",)
     field_slots: tuple[FieldSlot, ...] = ("start",)
     mode: Mode = "direct"
-    notes_before: tuple[int, int] = Field((0, 3), description="fewest and most neutral notes before the policy")
-    notes_after: tuple[int, int] = Field((0, 3), description="fewest and most neutral notes after the policy")
-    other_fields: tuple[int, int] = Field((0, 2), description="fewest and most further session lines")
+    notes_before: Range = Field((0, 3), description="fewest and most neutral notes before the policy")
+    notes_after: Range = Field((0, 3), description="fewest and most neutral notes after the policy")
+    other_fields: Annotated[Range, at_most(24)] = Field((0, 2), description="fewest and most further session lines")
     polarity: Literal["random", "library"] = Field(
         "random", description="random: which action goes with which value is drawn for each pair"
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from kvprobe.tasks.base import TASKS, Task
+from kvprobe.tasks.base import TASKS, Range, Task
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.pairs import PromptPair, Provenance
 from kvprobe.tasks.words import neutral_lines, off_template_words
@@ -23,7 +23,7 @@ class Lookup(Task):
 
     size: int = Field(60, ge=1, description="number of pairs")
     seed: int = Field(0, ge=0)
-    notes: tuple[int, int] = Field((4, 8), description="fewest and most neutral notes after the session")
+    notes: Range = Field((4, 8), description="fewest and most neutral notes after the session")
 
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs whose `base` names one item and whose `donor` another."""

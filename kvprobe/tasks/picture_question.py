@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvprobe.tasks.base import TASKS, Task
+from kvprobe.tasks.base import TASKS, Range, Task, at_most
 from kvprobe.tasks.context import Context
 from kvprobe.tasks.library import filler_notes
 from kvprobe.tasks.pairs import PromptPair, Provenance
@@ -29,7 +29,9 @@ class PictureQuestion(Task):
 
     size: int = Field(48, ge=1, description="number of pairs")
     seed: int = Field(0, ge=0)
-    notes: tuple[int, int] = Field((1, 3), description="fewest and most lines of text before the pictures")
+    notes: Annotated[Range, at_most(len(filler_notes()))] = Field(
+        (1, 3), description="fewest and most lines of text before the pictures"
+    )
     pictures: Literal[1, 2] = Field(1, description="pictures in a prompt, of which one is asked for")
 
     def prompt_pairs(self) -> Iterator[PromptPair]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvprobe.tasks.base import TASKS
+from kvprobe.tasks.base import TASKS, Range
 from kvprobe.tasks.context import Context, Segment
 from kvprobe.tasks.gated import pick_notes
 from kvprobe.tasks.gated_decision import GatedDecision
@@ -31,8 +31,8 @@ class SkillDecision(GatedDecision):
     notes_ahead: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 2, 8), min_length=1, description="levels: neutral notes ahead of the skill"
     )
-    notes_before: tuple[int, int] = Field((0, 2), description="fewest and most neutral notes before the rule")
-    notes_after: tuple[int, int] = Field((0, 2), description="fewest and most neutral notes after it, in the skill")
+    notes_before: Range = Field((0, 2), description="fewest and most neutral notes before the rule")
+    notes_after: Range = Field((0, 2), description="fewest and most neutral notes after it, in the skill")
 
     def _pair(self, rng: random.Random, skeleton: Skeleton, wording: str) -> PromptPair:
         pair = super()._pair(rng, skeleton, wording)

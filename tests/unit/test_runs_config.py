@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from kvprobe.errors import ConfigError
+from kvprobe.errors import ConfigError, KvprobeError
 from kvprobe.runs.config import ExperimentConfig, load_config, overlaid
+from kvprobe.runs.experiments import known_experiments
+from kvprobe.runs.preparation import check_model_names, make_probe, make_task
 from kvprobe.runs.validation import validated
 
+CLAIM = {"id": "local", "kind": "critique", "statement": "field_only.recovery < 0.15"}
 GOOD = {
     "name": "locality",
     "probe": "locality",
     "models": ["a", "b"],
     "task": {"name": "gated_decision", "size": 12},
-    "claims": [{"id": "local", "kind": "critique", "statement": "field_only.recovery < 0.15"}],
+    "claims": [CLAIM],
 }
 
 
@@ -62,6 +71,14 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ({"claims": [{"id": "x", "statement": "a < 1", "sorce": "s"}]}, "did you mean 'source'?"),
         ({"claims": [{"id": "x", "statement": "a < 1"}] * 2}, "the claim id 'x' stands twice"),
         ({"models": ["a", "a"]}, "the model 'a' stands twice"),
+        ({"claims": [{**CLAIM, "models": ["b", "c"]}]}, "'claims[0].models' names 'c', which is no model of the exp"),
+        (
+            {"claims": [{**CLAIM, "paper_values": {"qwen3-9b": 0}}]},
+            "'qwen3-9b', which is no model of the experiment; did",
+        ),
+        ({"section": "3/1"}, "'section' is wrong"),
+        ({"name": "x" * 300}, "'name' is wrong"),
+        ({"statistics": {"resamples": 10**12}}, "'statistics.resamples' is wrong"),
         ({"models": []}, "'models' is wrong"),
         ({"name": "../up"}, "'name' is wrong"),
         ({"task": {"size": 3}}, "the key 'task.name' is missing"),
@@ -126,9 +143,15 @@ def test_includes_are_relative_and_the_own_keys_win(tmp_path: Path) -> None:
 
 
 def test_the_resolved_copy_is_the_same_experiment(tmp_path: Path) -> None:
-    config = load_config(written(tmp_path, {**GOOD, "profiles": {"quick": {"block_size": 3}}}), profile="quick")
-    copy = load_config(written(tmp_path, config.to_yaml(), "copy.yaml"))
-    assert copy.hash == config.hash
+    claim = {**CLAIM, "models": ["b"]}
+    config = load_config(
+        written(tmp_path, {**GOOD, "claims": [claim], "profiles": {"quick": {"block_size": 3}}}),
+        profile="quick",
+        models="a",
+    )
+    again = load_config(written(tmp_path, config.to_yaml(), "copy.yaml"))
+    assert again.hash == config.hash
+    assert again.claims == config.claims
 
 
 def test_hash_depends_on_content_not_on_place(tmp_path: Path) -> None:
@@ -172,3 +195,62 @@ def test_merging(base: dict[str, object], over: dict[str, object]) -> None:
     assert overlaid(result, over) == result
     assert overlaid(base, {}) == base
     assert overlaid({}, over) == over
+
+
+ODD_NUMBERS = [-1, 0, 1, 99999999, 2**63 - 1, 1.5, 1e308]
+ODD_TEXTS = ["", " ", "x" * 300, "~nouser/x", "/nothere", "../x", "\0", "\x1b[31m", "[/INST]", "*", "skeleton"]
+ODD_PARTS = [[], {}, [[]], [{}], ["a", "a"], [None], [-1], [99999999], [3, 1], {"a": 1}, {"": {}}]
+ODD = st.sampled_from([None, True, *ODD_NUMBERS, *ODD_TEXTS, *ODD_PARTS])
+
+
+def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values inside a value."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in parts:
+        yield (*here, key)
+        yield from paths(inner, (*here, key))
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """`value` with `new` at a place inside it."""
+    if not path:
+        return new
+    changed = copy.copy(value)
+    changed[path[0]] = put(changed[path[0]], path[1:], new)
+    return changed
+
+
+@cache
+def whole(file: Path) -> dict[str, Any]:
+    """A shipped experiment with all parameters of its task and its probe written out, few pairs and two claims."""
+    config = load_config(file)
+    values = yaml.safe_load(config.to_yaml())
+    task, probe = make_task(config), make_probe(config)
+    values["task"] = {"name": config.task.name, **task.model_dump(mode="json")}
+    values["parameters"] = probe.model_dump(mode="json")
+    values["claims"] = values["claims"][:2]
+    if "size" in values["task"]:
+        values["task"]["size"] = 4
+    return values
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.data())
+def test_any_value_anywhere_is_taken_or_refused_in_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    values = whole(data.draw(st.sampled_from(list(known_experiments().values()))))
+    changed = put(values, data.draw(st.sampled_from(list(paths(values)))), data.draw(ODD))
+    path = written(tmp_path_factory.getbasetemp(), yaml.safe_dump(changed, allow_unicode=True), "odd.yaml")
+    started = time.process_time()
+    try:
+        config = load_config(path)
+        check_model_names(config)
+        make_probe(config)
+        list(islice(make_task(config).prompt_pairs(), 4))
+        assert time.process_time() - started < 1
+        assert load_config(written(path.parent, config.to_yaml(), "copy.yaml")).hash == config.hash
+    except KvprobeError as error:
+        told = str(error)
+        assert time.process_time() - started < 1
+        assert "\n" not in told

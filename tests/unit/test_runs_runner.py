@@ -472,7 +472,7 @@ def test_all_model_names_are_looked_up_before_one_is_loaded(
 
 
 def test_a_task_without_pairs(tmp_path: Path, probe: FakeProbe) -> None:
-    with pytest.raises(ConfigError, match="makes no pairs"):
+    with pytest.raises(ConfigError, match="files is empty"):
         run(tmp_path, {"task": {"name": "own_prompt", "files": []}})
 
 
@@ -481,6 +481,8 @@ def test_wrong_task_names_and_parameters(tmp_path: Path, probe: FakeProbe) -> No
         run(tmp_path, {"task": "gated_decisions"})
     with pytest.raises(ConfigError, match=r"'task.sise' is not a known key; did you mean 'size'\?"):
         run(tmp_path, {"task": {"name": "gated_decision", "sise": 3}})
+    with pytest.raises(ConfigError, match=r"'statistics.cluster' is 'skelton', .* did you mean 'skeleton'"):
+        run(tmp_path, {"statistics": {"cluster": "skelton"}})
     with pytest.raises(ConfigError, match=r"'task.size' is wrong"):
         run(tmp_path, {"task": {"name": "gated_decision", "size": "all"}})
 

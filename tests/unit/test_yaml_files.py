@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 from kvprobe.errors import ConfigError
 from kvprobe.yaml_files import MOST_BYTES, MOST_LEVELS, MOST_VALUES, read_plain
 
-SECOND = settings(deadline=1000, max_examples=150)
-PIECES = st.sampled_from(
-    [*"[]{}:?-,&*!|>'\"#%@\n\t a1.~=<\\\0\x1b\x85\u2028", "- ", ": ", "&a ", "*a", "<<: ", "!!int ", "!!set ", "2026-13-99"]
-    + ["!!timestamp ", "!!python/name:os.system", ".nan", "-.inf", "9" * 30, "1e999", "\\ud800", "---\n", "\n  ", "\ud7ff"]
-)
+MANY = settings(deadline=None, max_examples=150)
+WORDS = "- |: |&a |*a|<<: |!!int |!!set |2026-13-99|!!timestamp |!!python/name:os.system|.nan|-.inf|1e999|\\ud800|---\n|\n  "
+PIECES = st.sampled_from([*"[]{}:?-,&*!|>'\"#%@\n\t a1.~=<\\\0\x1b\x85\u2028\ud7ff", *WORDS.split("|"), "9" * 30])
 
 
 def refused(file: Path, content: str | bytes) -> str:
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ConfigError) as caught:
         read_plain(file)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     told = str(caught.value)
     assert told.startswith(str(file))
     assert "\n" not in told
@@ -36,16 +34,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("yaml") / "any.yaml"
 
 
-@SECOND
+@MANY
 @given(st.lists(PIECES, max_size=40).map("".join))
 def test_any_text_is_plain_data_or_one_sentence(place: Path, text: str) -> None:
     place.write_text(text, encoding="utf-8")
+    started = time.process_time()
     try:
-        data = read_plain(place)
+        assert plain(read_plain(place))
     except ConfigError as error:
-        assert "\n" not in str(error)
-    else:
-        assert plain(data)
+        told = str(error)
+        assert "\n" not in told
+    assert time.process_time() - started < 1
 
 
 def plain(data: object) -> bool:
@@ -56,7 +55,7 @@ def plain(data: object) -> bool:
     return data is None or isinstance(data, str) or (data - data == 0 and abs(data) < 2e308)  # type: ignore[operator]
 
 
-@SECOND
+@MANY
 @given(st.integers(2, 12), st.integers(2, 400))
 def test_aliases_count_as_what_they_stand_for(place: Path, wide: int, levels: int) -> None:
     lines = ["a0: &a0 x"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * wide)}]" for n in range(1, levels)]
@@ -93,5 +92,5 @@ def test_what_is_refused(place: Path, content: str | bytes, said: str) -> None:
 
 def test_what_cannot_be_opened(place: Path) -> None:
     for name in ("none.yaml", "x" * 300, "nul\0", "."):
-        with pytest.raises(ConfigError, match="no such file|cannot be read"):
+        with pytest.raises(ConfigError, match=r"no such file|cannot be read"):
             read_plain(place.parent / name)
