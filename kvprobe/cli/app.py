@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvprobe import __version__
+from kvprobe.cli.terminal import say
 from kvprobe.errors import KvprobeError
 
 FAILED, INTERRUPTED = 1, 130
@@ -40,19 +41,19 @@ class _Group(TyperGroup):
                 with _quiet_libraries():
                     return super().invoke(ctx)
             except KvprobeError as error:
-                typer.echo(f"Error: {error}", err=True)
+                say(f"Error: {error}", err=True)
                 raise typer.Exit(FAILED) from None
             except typer.Exit:
                 raise
             except OSError as error:
                 if seen or error.filename is None:
                     raise
-                typer.echo(f"Error: {error.filename}: {error.strerror}.", err=True)
+                say(f"Error: {error.filename}: {error.strerror}.", err=True)
                 raise typer.Exit(FAILED) from None
             except (KeyboardInterrupt, Exception) as error:
                 if not seen and not isinstance(error, KeyboardInterrupt):
                     raise
-                typer.echo("Interrupted; the same command can be given again.", err=True)
+                say("Interrupted; the same command can be given again.", err=True)
                 raise typer.Exit(INTERRUPTED) from None
 
 
@@ -68,7 +69,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 

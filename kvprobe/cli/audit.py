@@ -8,9 +8,9 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from kvprobe.cli.app import FAILED, INTERRUPTED, app
+from kvprobe.cli.terminal import Terminal, progress_bar, say
 from kvprobe.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def audit_command(
     """Audit a prompt: does a field matter, where are its notes, which edit of it is safe, and the cheapest of these."""
     if example:
         # By the package above: to name its own one would load torch for a few lines of text.
-        typer.echo((package_files("kvprobe") / "auditing/example.yaml").read_text(encoding="utf-8"), nl=False)
+        say((package_files("kvprobe") / "auditing/example.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if prompt is None:
         raise ConfigError("Name a prompt file; `kvprobe audit --example > prompt.yaml` writes one to start from.")
@@ -55,11 +55,11 @@ def audit_command(
     try:
         result = _audited(prompt, model, field, chat=chat, device=device, dtype=dtype, answer_mass=answer_mass)
     except KeyboardInterrupt:
-        typer.echo("Interrupted; nothing was written.", err=True)
+        say("Interrupted; nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     from kvprobe.auditing import Dependence, summary
 
-    Console(highlight=False).print(summary(result))
+    Terminal().print(summary(result))
     _write(result, json, page)
     if not any(each.judged or each.dependence is Dependence.NOT_ASKED for each in result.fields):
         raise typer.Exit(FAILED)
@@ -96,16 +96,13 @@ def _audited(
     dtype: str | None,
     answer_mass: float | None,
 ) -> AuditResult:
-    from rich.progress import Progress
-
     from kvprobe.auditing import audit
     from kvprobe.models.loader import load_subject
     from kvprobe.tasks.own_prompt import read_prompt_file
 
     # A mistake in the file is better known before a model is loaded than after.
     read_prompt_file(prompt).fields(str(prompt))
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(f"loading {model}", total=1.0)
 
         def progress(stage: str, fraction: float) -> None:
@@ -127,4 +124,4 @@ def _write(result: AuditResult, json: Path | None, page: Path | None) -> None:
             write_atomically(file, text().encode())
         except OSError as error:
             raise StoreError(f"The file {file} cannot be written ({error.strerror}); choose another.") from error
-        Console(highlight=False).print(f"Written: {file}", soft_wrap=True, markup=False)
+        Terminal().print(f"Written: {file}", soft_wrap=True)

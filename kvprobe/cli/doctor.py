@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from kvprobe.cli.app import FAILED, app
 from kvprobe.cli.run import RESULTS, ResultsOption
+from kvprobe.cli.terminal import Terminal, say
 
 _STYLES = {"ok": ("✓", "green"), "note": ("!", "yellow"), "problem": ("✗", "bold red")}
 
@@ -35,9 +35,9 @@ def _told(results: Path, *, as_json: bool) -> list[str]:
 
     if as_json:
         found = [{"check": name, **asdict(finding)} for name, finding in examine(results)]
-        typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
+        say(json.dumps(found, indent=1, ensure_ascii=False))
         return [str(finding["mark"]) for finding in found]
-    console, marks = Console(highlight=False), []
+    console, marks = Terminal(), []
     for name, finding in examine(results):
         sign, style = _STYLES[finding.mark]
         mend = f" → {finding.mend}" if finding.mend else ""

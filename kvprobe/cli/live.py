@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from kvprobe.cli.terminal import Terminal
 from kvprobe.runs import events
 
 
 class LiveRun:
     """A listener that draws on `console`; where that is no terminal, one line a model, or an experiment, is all."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[left]}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -60,7 +61,7 @@ class LiveRun:
             return
         self._section = event
         at_once = f", {event.jobs} models at a time" if event.jobs > 1 else ""
-        self._console.print(f"[bold]{event.section}[/]: {event.experiments} experiments{at_once}")
+        self._console.print(Text.assemble((event.section, "bold"), f": {event.experiments} experiments{at_once}"))
         self._describe(f"{event.section}: 0 of {event.experiments} experiments")
 
     def _experiment(self, event: events.ExperimentFinished) -> None:
@@ -77,7 +78,8 @@ class LiveRun:
         match event:
             case events.RunStarted():
                 self.folder = event.folder
-                self._console.print(f"[bold]{event.experiment}[/]: {event.models} models, {event.pairs} pairs each")
+                told = f": {event.models} models, {event.pairs} pairs each"
+                self._console.print(Text.assemble((event.experiment, "bold"), told))
             case events.ModelStarted():
                 self._models[event.model] = f"{event.model} ({event.number} of {event.models})"
                 self._describe(f"loading {self._models[event.model]}")

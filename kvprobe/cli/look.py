@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from kvprobe.cli.app import FAILED, app
 from kvprobe.cli.run import RESULTS, ResultsOption, tell_failure
+from kvprobe.cli.terminal import Terminal, say
 from kvprobe.errors import ConfigError, StoreError
 from kvprobe.registry import KINDS, describe
 
@@ -58,7 +59,7 @@ def list_names(kind: Annotated[Kind | None, typer.Argument(help="[default: all b
     """List what can be used by name, with one line on each."""
     from kvprobe.report.tables import plain_table
 
-    console = Console(highlight=False)
+    console = Terminal()
     for each in [kind] if kind else [each for each in Kind if each is not Kind.CLAIMS]:
         described = _DESCRIBE[each]()
         console.print(plain_table(each, ("name", "what it is"), sorted(described.items())))
@@ -97,10 +98,10 @@ def explain_command(
     from kvprobe.runs.explain import explain
 
     explanation = explain(target, results)
-    console = Console(highlight=False)
+    console = Terminal()
     behind = explanation.rows
     for line in explanation.lines():
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     if rows and len(behind):
         title = f"The first {min(rows, len(behind))} of the {len(behind)} rows behind it"
         console.print(_rows_table(title, behind.head(rows)))
@@ -134,11 +135,11 @@ def report(
     if not page_only:
         for result in found:
             reports(result)
-        typer.echo("\n".join(map(str, reports.summaries)))
+        say("\n".join(map(str, reports.summaries)))
         if not one:
             reports.failures += _report_sections(found, results_dir)
     page = write_page(found, results_dir, failures)
-    typer.echo(page.path)
+    say(page.path)
     for failure in (*failures, *reports.failures, *page.failures):
         tell_failure(failure, named=True)
     if failures or reports.failures or page.failures:
@@ -154,17 +155,18 @@ def _report_sections(found: list[RunResult], folder: Path) -> list[Failure]:
     failures: list[Failure] = []
     for section in sections_of(found):
         written = write_section(section, folder)
-        typer.echo("\n".join(map(str, (*written.figures, written.summary))))
+        say("\n".join(map(str, (*written.figures, written.summary))))
         failures += written.failures
-    typer.echo(write_index(found, folder))
+    say(write_index(found, folder))
     return failures
 
 
 def _show_result(result: RunResult, *, effects: bool) -> None:
     from kvprobe.report.tables import effect_table, model_lines, verdict_tables
 
-    console = Console(highlight=False)
-    console.print(f"[bold]{result.config.name}[/] {result.hash[:12]}: {result.config.question}")
+    console = Terminal()
+    told = f" {result.hash[:12]}: {result.config.question}"
+    console.print(Text.assemble((result.config.name, "bold"), told))
     console.print(verdict_tables(result, console.width))
     if effects:
         console.print(effect_table(result.effects))
@@ -175,9 +177,10 @@ def _show_result(result: RunResult, *, effects: bool) -> None:
 def _show_experiment(config: ExperimentConfig) -> None:
     from kvprobe.report.tables import number, plain_table
 
-    console = Console(highlight=False)
+    console = Terminal()
     task = ", ".join(f"{key} {value}" for key, value in config.task.parameters.items())
-    console.print(f"[bold]{config.name}[/] (section {config.section}): {config.question}")
+    told = f" (section {config.section}): {config.question}"
+    console.print(Text.assemble((config.name, "bold"), told))
     console.print(f"probe: {config.probe}\nmodels: {', '.join(config.models)}\ntask: {config.task.name}, {task}")
     rows = []
     for claim in config.claims:
@@ -226,7 +229,7 @@ def _configs() -> list[ExperimentConfig]:
             configs.append(load_config(file))
         except ConfigError as error:
             # One broken file must not hide all others.
-            typer.echo(f"Warning: {error}", err=True)
+            say(f"Warning: {error}", err=True)
     return configs
 
 

@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from kvprobe.cli.app import app
+from kvprobe.cli.terminal import Terminal, progress_bar, say
 from kvprobe.errors import ModelSourceError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def print_models() -> None:
         memory = f"{round(model.memory_gb, 1 if model.memory_gb < 10 else 0):g} GB" if model.memory_gb else "–"
         rows.append((model.name, model.tier, model.architecture, here, memory, model.description))
     columns = ("name", "tier", "architecture", "here", "memory", "what it is")
-    console = Console(highlight=False)
+    console = Terminal()
     # In a narrow terminal the last column would be a letter or two wide.
     shown = len(columns) if console.width >= 110 else len(columns) - 1
     console.print(plain_table("Models", columns[:shown], [row[:shown] for row in rows]))
@@ -47,7 +48,7 @@ def support() -> None:
     from kvprobe.report.tables import plain_table
 
     matrix = support_matrix()
-    console = Console(highlight=False)
+    console = Terminal()
     rows = [(row.architecture, *row.cells) for row in matrix]
     console.print(plain_table("Architectures", ("architecture", *OPERATIONS), rows))
     for status, meaning in MEANING.items():
@@ -57,7 +58,7 @@ def support() -> None:
         reasons.setdefault(row.reason, []).append(row.architecture)
     console.print()
     for reason, names in reasons.items():
-        console.print(f"[bold]{', '.join(names)}[/bold]: {reason}")
+        console.print(Text.assemble((", ".join(names), "bold"), f": {reason}"))
 
 
 @models_app.command(epilog="Example: kvprobe models cost 3 4 --models paper")
@@ -91,7 +92,7 @@ def cost(
         for one in found
     ]
     columns = ("model", "experiments", "weights GB", "cache KiB/token", "GPU memory GB", "PFLOP", "GPU hours")
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(plain_table("Predicted cost", columns, rows))
     told = f"GPU memory: weights and a sweep over {TOKENS} tokens; hours: at {share:g} of {peak:g} TFLOPS."
     console.print(told, style="dim", soft_wrap=True)
@@ -105,7 +106,7 @@ def cost(
 def pull(names: Annotated[list[str], typer.Argument(help="Names of `kvprobe models list`, or hub ids.")]) -> None:
     """Fetch models and verify their files."""
     for name in names:
-        typer.echo(f"{name}: {_pull(name)}")
+        say(f"{name}: {_pull(name)}")
 
 
 @models_app.command("card", epilog="Example: kvprobe models card qwen3-note-taker")
@@ -123,16 +124,13 @@ def show_card(name: str) -> None:
 
     content = card_of(model_config(name))
     rows = [(key, _text(value)) for key, value in content.items() if value not in (None, "", {}, [])]
-    Console(highlight=False).print(plain_table(name, ("key", "value"), rows))
+    Terminal().print(plain_table(name, ("key", "value"), rows))
 
 
 def _pull(name: str) -> str:
-    from rich.progress import Progress
-
     from kvprobe.models.cards import pull_model
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(name, total=1.0)
 
         def progress(stage: str, fraction: float) -> None:

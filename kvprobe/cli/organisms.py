@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from kvprobe.cli.app import FAILED, app
 from kvprobe.cli.models import card_of, show_card
+from kvprobe.cli.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from kvprobe.organisms.training import Progress
@@ -80,7 +80,7 @@ def list_organisms() -> None:
         found = [_shown(measured[key]) if key in measured else "–" for key in _SHOWN]
         rows.append((config.name, *found, config.description))
     columns = ("name", *(key.replace("_", " ") for key in _SHOWN), "what it is")
-    Console(highlight=False).print(plain_table("Organisms", columns, rows))
+    Terminal().print(plain_table("Organisms", columns, rows))
 
 
 @organisms_app.command("train", epilog="Example: kvprobe organisms train --family qwen3 --kind note-taker")
@@ -99,7 +99,7 @@ def train_command(
     if (family is Family.QWEN2_5_VL) != (kind is OrganismKind.PICTURE_READER):
         raise typer.BadParameter("a picture reader is of the family qwen2_5_vl, and the others are of the others")
     out = out or Path("organisms") / f"{family}-{kind}"
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     with console.status(f"training {family} {kind}") as status:
 
         def progress(state: Progress) -> None:
@@ -117,7 +117,7 @@ def train_command(
     show_card(str(out))
     missed = misses(kind, card["measured"])
     if missed:
-        typer.echo(f"Error: it misses its aim: {'; '.join(missed)}; try another --seed.", err=True)
+        say(f"Error: it misses its aim: {'; '.join(missed)}; try another --seed.", err=True)
         raise typer.Exit(FAILED)
 
 
@@ -130,7 +130,7 @@ def evaluate_command(name: Annotated[str, typer.Argument(help="An organism's nam
 
     record = evaluate(load_subject(name))
     rows = [(key, f"{value:.3f}" if isinstance(value, float) else str(value)) for key, value in record.items()]
-    Console(highlight=False).print(plain_table(name, ("measured", "value"), rows))
+    Terminal().print(plain_table(name, ("measured", "value"), rows))
 
 
 @organisms_app.command("card", epilog="Example: kvprobe organisms card qwen3-note-taker")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvprobe.cli.app import app
+from kvprobe.cli.terminal import say
 
 
 @app.command(epilog="Example: kvprobe release results/released")
@@ -27,11 +28,11 @@ def release(results_dir: Annotated[Path, typer.Argument(help="Folder of results,
     runs = released(results_dir)
     size = sum(file.stat().st_size for folder in runs for file in folder.glob("*") if file.is_file())
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    typer.echo(f"{count} in the light form: {size / 1e6:.1f} MB without cells.")
+    say(f"{count} in the light form: {size / 1e6:.1f} MB without cells.")
     sections = sections_of(load_newest(results_dir)[0])
     for section in sections:
         for failure in write_section(section, results_dir).failures:
-            typer.echo(f"{failure.experiment}: {failure.message}", err=True)
-        typer.echo(f"{section.name}: {count_sentence(verdict for _, verdict in section.verdicts())}")
+            say(f"{failure.experiment}: {failure.message}", err=True)
+        say(f"{section.name}: {count_sentence(verdict for _, verdict in section.verdicts())}")
     lighten_figures(results_dir)
     write_counts(results_dir / "README.md", sections)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from kvprobe.cli.app import FAILED, INTERRUPTED, app, quieten
+from kvprobe.cli.terminal import Terminal, say
 from kvprobe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, An
     section = _run(configs, results, place)
     for failure in section.failures:
         tell_failure(failure)
-    console = Console(highlight=False)
+    console = Terminal()
     for result in section.results:
         console.print(verdict_tables(result, console.width))
         console.print(model_lines(result))
         report = write_report(result)
         console.print(f"\nFigure: {report.figures[0]}\nReport: {report.summary}", soft_wrap=True)
         if result.failed:
-            typer.echo(_SOME_FAILED, err=True)
+            say(_SOME_FAILED, err=True)
     return _calibration_fails(section) or section.failed
 
 
@@ -104,7 +105,7 @@ def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str
 
     reports = Reports()
     section = _run(configs, results, place, on_result=reports)
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(section_table(section, console.width))
     console.print(findings_text(section.results))
     written = write_section(section, results)
@@ -117,7 +118,7 @@ def _run_several(configs: list[ExperimentConfig], results: Path, place: dict[str
     for failure in failures:
         tell_failure(failure, named=True)
     if failures or section.failed:
-        typer.echo(_SOME_FAILED, err=True)
+        say(_SOME_FAILED, err=True)
     return _calibration_fails(section) or bool(failures) or section.failed
 
 
@@ -127,9 +128,9 @@ def _calibration_fails(section: SectionResult) -> bool:
 
     faults = calibration_faults(section.results)
     for fault in faults:
-        typer.echo(f"Calibration: {fault}", err=True)
+        say(f"Calibration: {fault}", err=True)
     if faults:
-        typer.echo(f"Error: {len(faults)} outcomes on models set by hand are not those that claims declare.", err=True)
+        say(f"Error: {len(faults)} outcomes on models set by hand are not those that claims declare.", err=True)
     return bool(faults)
 
 
@@ -137,21 +138,21 @@ def _run(configs: list[ExperimentConfig], results: Path, place: dict[str, Any], 
     from kvprobe.cli.live import LiveRun
     from kvprobe.runs import run_section
 
-    with LiveRun(Console(stderr=True)) as live:
+    with LiveRun(Terminal(stderr=True)) as live:
         try:
             return run_section(configs, results_dir=results, on_event=live, start_worker=quieten, **place, **listeners)
         except KeyboardInterrupt:
             kept = f"what is finished is kept in {live.folder or results}, and the same command goes on from there"
-            typer.echo(f"Interrupted; {kept}.", err=True)
+            say(f"Interrupted; {kept}.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
 def tell_failure(failure: Failure, *, named: bool = False) -> None:
     """Say on stderr why an experiment failed, with the traceback of a bug."""
     if failure.details:
-        typer.echo(failure.details, err=True)
+        say(failure.details, err=True)
     name = f"{failure.experiment}: " if named else ""
-    typer.echo(f"Error: {name}{failure.message}", err=True)
+    say(f"Error: {name}{failure.message}", err=True)
 
 
 def _show_plan(configs: list[ExperimentConfig], *, rehearse: bool) -> None:
@@ -163,13 +164,13 @@ def _show_plan(configs: list[ExperimentConfig], *, rehearse: bool) -> None:
     from kvprobe.runs.runner import default_loader
     from kvprobe.runs.subjects import SubjectCache
 
-    console, subjects, total = Console(highlight=False), SubjectCache(default_loader()), 0.0
+    console, subjects, total = Terminal(), SubjectCache(default_loader()), 0.0
     for config in configs:
         plan, rows, reasons = make_plan(config), [], []
         for name in config.models:
             seen = Forecast(name, len(plan.pairs), None, None, 0)
             if rehearse:
-                with console.status(f"rehearsing {config.name} on {name}"):
+                with console.status(Text(f"rehearsing {config.name} on {name}")):
                     seen = forecast(plan, name, subjects)
             memory = "" if seen.peak_bytes is None else f"{seen.peak_bytes / 1e9:.2f} GB"
             seconds = "" if seen.seconds is None else time_taken(seen.seconds)

@@ -15,6 +15,7 @@ from kvprobe.auditing.verdict import TOLERANCE, fixed
 from kvprobe.figures.style import COLORS
 from kvprobe.html.style import OUTCOMES, PALETTES, STRONGEST, palette_css, tint
 from kvprobe.report.tables import number, short
+from kvprobe.viewing import visible
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def _environment() -> Environment:
         loader=PackageLoader("kvprobe.html"),
         autoescape=True,
         undefined=StrictUndefined,
+        # Every text that is put into a template comes through here.
+        finalize=lambda value: visible(value) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

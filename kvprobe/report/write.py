@@ -16,6 +16,7 @@ from kvprobe.runs.explain import command_of, figure_metadata
 from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.runs.store import SHORT_HASH, write_atomically
+from kvprobe.viewing import visible
 
 SUMMARY_FILE = "report.md"
 
@@ -117,6 +118,6 @@ def write_text(path: Path, text: str) -> Path:
         StoreError: it cannot be written.
     """
     try:
-        return write_atomically(path, text.encode())
+        return write_atomically(path, visible(text).encode())
     except OSError as error:
         raise StoreError(f"The report {path} cannot be written ({error.strerror}); choose another folder.") from error

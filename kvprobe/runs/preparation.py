@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvprobe.engine.planner import peak_bytes
@@ -112,7 +113,16 @@ def make_task(config: ExperimentConfig) -> Task:
         UnknownNameError: with the nearest names.
         ConfigError: a parameter is wrong.
     """
-    return validated(TASKS.get(config.task.name), config.task.parameters, where=config.where, prefix="task")
+    task = validated(TASKS.get(config.task.name), config.task.parameters, where=config.where, prefix="task")
+    beside = {name: _beside(config, value) for name, value in task if isinstance(value, tuple)}
+    return task.model_copy(update=beside)
+
+
+def _beside(config: ExperimentConfig, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Files that a task names, from the experiment's own folder where they are there."""
+    folder = Path(config.source).parent
+    found = [folder / value if isinstance(value, Path) and (folder / value).exists() else value for value in values]
+    return tuple(found)
 
 
 def check_model_names(config: ExperimentConfig) -> None:

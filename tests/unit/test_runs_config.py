@@ -254,3 +254,11 @@ def test_any_value_anywhere_is_taken_or_refused_in_one_sentence(
         told = str(error)
         assert time.process_time() - started < 1
         assert "\n" not in told
+
+
+def test_a_prompt_file_is_looked_up_beside_the_experiment(tmp_path: Path) -> None:
+    written(tmp_path, {"prompt": "origin: {{foreign|poor}}\nDecide.", "answers": {"old": "a", "new": "b"}}, "mine.yaml")
+    config = load_config(written(tmp_path, {**GOOD, "task": {"name": "own_prompt", "files": ["mine.yaml"]}}))
+    (pair,) = make_task(config).prompt_pairs()
+    assert pair.scenario.skeleton == "mine"
+    assert load_config(written(tmp_path, config.to_yaml(), "copy.yaml")).hash == config.hash

@@ -24,6 +24,7 @@ from kvprobe.runs.explain import command_of, rows_that_count
 from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.results import CONFIG, RunResult
 from kvprobe.stats import Effect
+from kvprobe.viewing import visible
 
 ROWS_SHOWN = 3
 """Rows kept behind each effect; all are in the run's folder."""
@@ -272,5 +273,5 @@ def _plain(value: Any) -> Any:
         return value
     if not isinstance(value, str) and (value is None or pd.api.types.is_scalar(value)):
         return None if pd.isna(value) else str(value)
-    text = str(value)
+    text = visible(str(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
