@@ -40,9 +40,9 @@ class Subject:
             positions: of any shape.
 
         Raises:
-            UnsupportedError: one of them is `max_position_embeddings` or more, and the subject does not extrapolate.
+            UnsupportedError: one of them lies beyond its positions, and the subject does not extrapolate.
         """
-        reach = getattr(self.config, "max_position_embeddings", None)
+        reach = reach_of(self.config)
         if self.extrapolates or reach is None or not positions.numel() or int(positions.max()) < reach:
             return
         raise UnsupportedError(
@@ -78,3 +78,16 @@ class Subject:
     def layers(self) -> int:
         """The number of decoder layers."""
         return int(self.config.num_hidden_layers)
+
+
+def reach_of(config: Any) -> int | None:
+    """How many positions a model has: `max_position_embeddings`, or what YaRN stretches the original ones to.
+
+    Published YaRN configurations (Qwen2.5's) state the original number alone. `None` where none is stated.
+    """
+    stated: int | None = getattr(config, "max_position_embeddings", None)
+    scaling = getattr(config, "rope_parameters", None) or {}
+    if stated is None or scaling.get("rope_type") != "yarn":
+        return stated
+    original = scaling.get("original_max_position_embeddings") or stated
+    return max(stated, int(original * scaling.get("factor", 1.0)))

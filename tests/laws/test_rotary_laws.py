@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import append, reposition, splice
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.rotary import RotaryTable
-from kvprobe.models.subject import Subject
+from kvprobe.models.subject import Subject, reach_of
 
 LENGTH = 9
 STEPS = st.integers(0, 90)
@@ -224,3 +225,9 @@ def test_bfloat16_round_trip_stays_within_one_rounding() -> None:
     assert there.dtype == torch.bfloat16
     assert float((table.rotate(there, -delta) - keys).abs().max()) < 4e-2
     assert torch.equal(table.rotate(keys, torch.zeros(5, dtype=torch.long)), keys)
+
+
+@pytest.mark.parametrize(("stated", "original", "reach"), [(32, 32, 128), (128, 32, 128), (32, None, 128)])
+def test_yarn_gives_a_model_the_positions_it_stretches_to(stated: int, original: int | None, reach: int) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+    assert reach_of(SimpleNamespace(max_position_embeddings=stated, rope_parameters=rope)) == reach
