@@ -74,12 +74,17 @@ class Captured:
 
 
 def set_to(value: Tensor, *, head: int | None = None) -> Change:
-    """A change to `value`, broadcast over positions; with `head` (axis 1) of that head alone."""
+    """A change to `value`, broadcast over positions; with `head` (axis 1) of that head alone.
+
+    The change raises `UnsupportedError` where there is no such head.
+    """
 
     def change(activation: Tensor) -> Tensor:
         new = value.to(activation)
         if head is None:
             return new.expand_as(activation)
+        if not 0 <= head < activation.shape[1]:
+            raise UnsupportedError(f"There is no head {head}; the heads here are 0 to {activation.shape[1] - 1}.")
         changed = activation.clone()
         changed[:, head] = new
         return changed

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from kvprobe.errors import ConfigError
 from kvprobe.runs import events, provenance
 from kvprobe.runs.capacity import limited_threads, possible_jobs, threads_of_each
 from kvprobe.runs.config import ExperimentConfig
@@ -220,6 +221,13 @@ class _Section:
                 self._fail(config, outcome.result, experiment.seconds)
             return
         experiment.outcomes[task.model] = outcome.result
+        try:
+            # A claim on what the probe does not measure is known with the first model, and not after the last.
+            judged(config, task.plan.probe, [outcome.result.result])
+        except ConfigError as error:
+            if config.hash not in self._failures:
+                self._fail(config, failure_of(config.name, error), experiment.seconds)
+            return
         if len(experiment.outcomes) == len(config.models):
             self._conclude(experiment)
 

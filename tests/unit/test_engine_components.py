@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_models import FAMILIES, WINDOW, build, tiny, tokens
 
 from kvprobe.engine import components as module
@@ -264,3 +266,13 @@ def test_a_bridge_that_disagrees_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "prefill", lambda *_: wrong)
     with pytest.raises(NumericsError, match="differs from the model by"):
         Components(tiny("llama"))
+
+
+@given(st.integers(-9, 9), st.integers(1, 4))
+def test_a_head_that_is_not_there_is_refused(head: int, heads: int) -> None:
+    change, before = set_to(torch.zeros(2), head=head), torch.ones(3, heads, 2)
+    if 0 <= head < heads:
+        assert (change(before) == 0).any(dim=(0, 2)).nonzero().flatten().tolist() == [head]
+    else:
+        with pytest.raises(UnsupportedError, match=rf"no head {head}; the heads here are 0 to {heads - 1}"):
+            change(before)
