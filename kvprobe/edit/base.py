@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError, UnsupportedError
 from kvprobe.registry import KINDS, Registry
-from kvprobe.tasks.context import Span
+from kvprobe.tasks.context import Span, TokenizedContext
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
@@ -81,6 +82,7 @@ class FieldEdit:
         erratum_ids: the line that says so ("Update: the order status is now refunded; ...").
         line_ids: what stands before and after the value in its line of the session ("order status:", end of line).
         insert_before: the segment an appended line is put in front of; this segment and all after it are run anew.
+        moved: the whole prompt, tokenised, with the new value's line in front of a segment; where the text is known.
     """
 
     field: str
@@ -88,6 +90,7 @@ class FieldEdit:
     erratum_ids: tuple[int, ...] = ()
     line_ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     insert_before: str = "task"
+    moved: Callable[[str], TokenizedContext] | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +106,7 @@ class Edited:
 
     prompt: CachedPrompt
     receipt: Receipt
-    computed: tuple[int, ...] = field(default=())
+    computed: tuple[int, ...] = dataclasses.field(default=())
 
     def then(self, other: Edited) -> Edited:
         """This edit and another one made on top of it: `other`, at the cost of both.

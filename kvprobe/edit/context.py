@@ -17,22 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
-from kvprobe.edit.base import CachedPrompt, EditMethod, make_method
+from kvprobe.edit.base import CachedPrompt, EditMethod, line_segments, make_method
 from kvprobe.edit.erratum import erratum_name
 from kvprobe.edit.fields import Field, Part, PlacedField, laid_out, pair_fields
 from kvprobe.edit.hugging_face import imported, model_inputs
 from kvprobe.edit.readings import Cost, Decision, Seam, Written, decide_between
 from kvprobe.edit.retraction import apply_without_old_news
-from kvprobe.edit.splicing import rerun_from, with_segment_replaced
+from kvprobe.edit.splicing import rerun_from, shared_start
+from kvprobe.edit.texts import checked, field_edit, fixed, with_lines_apart
 from kvprobe.engine.generation import Generation, generate
 from kvprobe.errors import AlignmentError, ConfigError
 from kvprobe.models.subject import Subject
-from kvprobe.tasks.context import Span, TokenizedContext, encode_segment, show_tokens, tokenize
+from kvprobe.tasks.context import Context, Span, TokenizedContext, tokenize
 from kvprobe.tasks.pairs import Pair
 from kvprobe.viewing import Viewable
 
@@ -49,7 +51,13 @@ class EditableContext(Viewable):
     """
 
     def __init__(
-        self, subject: Subject, prompt: CachedPrompt, fields: Sequence[PlacedField], errata_before: str | None = None
+        self,
+        subject: Subject,
+        prompt: CachedPrompt,
+        fields: Sequence[PlacedField],
+        errata_before: str | None = None,
+        *,
+        written: Context | None = None,
     ) -> None:
         """A context of an already cached prompt; see `prefill`, `from_pair` and `from_hugging_face`.
 
@@ -58,18 +66,20 @@ class EditableContext(Viewable):
             prompt: the prompt and its cache.
             fields: as they stand in the prompt.
             errata_before: the segment that errata are put in front of; by default `task`, else the last one.
+            written: the prompt's text; by default segments of the given tokens, which are then not tokenised whole.
 
         Raises:
-            AlignmentError: the prompt's tokens are not what the fields declare.
+            AlignmentError: the prompt's tokens are not what the fields declare, or not those of the text.
         """
+        tokenizer = subject.tokenizer
         self._subject = subject
-        self._prompt = prompt
+        self._context, fields = with_lines_apart(written or fixed(prompt, tokenizer), fields, tokenizer)
+        names = tuple(placed.declared.name for placed in fields)
+        self._prompt = prompt = _respanned(prompt, tokenize(self._context, tokenizer, names))
         self._fields = {placed.declared.name: placed for placed in fields}
         last = max(prompt.spans, key=lambda name: prompt.spans[name])
         self._errata_before = errata_before or ("task" if "task" in prompt.spans else last)
         prompt.span(self._errata_before)
-        for placed in fields:
-            _check_place(placed, prompt, subject.tokenizer)
         self._state = {placed.declared.name: placed.declared.value for placed in fields}
         self._written = dict(self._state)
 
@@ -82,13 +92,14 @@ class EditableContext(Viewable):
             AlignmentError: a value's tokens merge with the text beside it.
         """
         tokens, fields = cls.tokenized(subject, parts)
-        return cls(subject, CachedPrompt.prefilled(subject, tokens.token_ids, tokens.spans), fields, errata_before)
+        prompt = CachedPrompt.prefilled(subject, tokens.token_ids, tokens.spans)
+        return cls(subject, prompt, fields, errata_before, written=tokens.source)
 
     @staticmethod
     def tokenized(subject: Subject, parts: Sequence[Part]) -> tuple[TokenizedContext, list[PlacedField]]:
         """The tokens that `prefill` runs for these parts, and the fields in them."""
         context, fields = laid_out(parts)
-        return tokenize(context, subject.tokenizer), list(fields.values())
+        return tokenize(context, subject.tokenizer, fields), list(fields.values())
 
     @classmethod
     def from_prompt(
@@ -104,9 +115,10 @@ class EditableContext(Viewable):
         Raises:
             AlignmentError: the prompt's tokens are not what the fields declare.
         """
+        written = None
         if isinstance(prompt, TokenizedContext):
-            prompt = CachedPrompt.prefilled(subject, prompt.token_ids, prompt.spans)
-        return cls(subject, prompt, [PlacedField.of(field) for field in fields], errata_before)
+            written, prompt = prompt.source, CachedPrompt.prefilled(subject, prompt.token_ids, prompt.spans)
+        return cls(subject, prompt, [PlacedField.of(field) for field in fields], errata_before, written=written)
 
     @classmethod
     def from_pair(cls, subject: Subject, pair: Pair) -> EditableContext:
@@ -130,7 +142,7 @@ class EditableContext(Viewable):
         """
         tokens, fields = cls.tokenized(subject, parts)
         prompt = CachedPrompt(tokens.token_ids, tokens.spans, imported(subject, tokens.token_ids, past))
-        return cls(subject, prompt, fields, errata_before)
+        return cls(subject, prompt, fields, errata_before, written=tokens.source)
 
     @property
     def state(self) -> Mapping[str, str]:
@@ -191,12 +203,13 @@ class EditableContext(Viewable):
             AlignmentError: the value's tokens would merge with the text beside it.
             UnsupportedError: the method cannot make this edit.
         """
-        placed = self._field(field)
-        edit = placed.edit(value, self._subject.tokenizer, self._insertion_point(field))
+        placed, tokenizer = self._field(field), self._subject.tokenizer
+        edit = field_edit(self._context, placed, value, tokenizer, self._insertion_point(field))
         chosen = _method(method, parameters)
         edited = apply_without_old_news(self._subject, chosen, self._prompt, edit)
         span = edited.prompt.span(field)
-        self._prompt = edited.prompt
+        self._context = checked(edited, self._context, edit, placed.texts(value), tokenizer)
+        self._prompt = _respanned(edited.prompt, tokenize(self._context, tokenizer))
         self._state = {**self._state, field: value}
         if edited.prompt.token_ids[span.start : span.end] == edit.new_ids:
             self._written = {**self._written, field: value}
@@ -208,17 +221,17 @@ class EditableContext(Viewable):
         Raises:
             ConfigError: there is no such segment, or it belongs to a field.
         """
-        tokenizer, spans = self._subject.tokenizer, self._prompt.spans
-        if name not in spans:
-            raise ConfigError(f"The context has no segment {name!r}; it has {', '.join(spans)}.")
-        if any(_overlap(placed.line_span(spans[own], tokenizer), spans[name]) for own, placed in self._fields.items()):
+        if name not in self._prompt.spans:
+            raise ConfigError(f"The context has no segment {name!r}; it has {', '.join(self._prompt.spans)}.")
+        if any(name in (own, *line_segments(own)) for own in self._fields):
             raise ConfigError(f"The segment {name!r} belongs to the line of a field; change it with set.")
-        new = tuple(encode_segment(text, tokenizer))
-        if not new:
+        other = copy(self)
+        other._context = self._context.replace(name, text)
+        whole = tokenize(other._context, self._subject.tokenizer, self._fields)
+        if not whole.ids_of(name):
             raise ConfigError(f"The new text of segment {name!r} is empty; give at least one word.")
-        other, span = copy(self), self._prompt.span(name)
-        changed = with_segment_replaced(self._prompt.token_ids, spans, name, new)
-        other._prompt = rerun_from(self._subject, self._prompt.cache, span.start, *changed).prompt
+        start = min(shared_start(whole.token_ids, self._prompt.token_ids), self._prompt.span(name).start)
+        other._prompt = rerun_from(self._subject, self._prompt.cache, start, whole.token_ids, whole.spans).prompt
         return other
 
     def decide(self, answers: Sequence[str]) -> Decision:
@@ -299,24 +312,21 @@ class EditableContext(Viewable):
     def _insertion_point(self, field: str) -> str:
         """The segment an erratum of the field goes before: a field that was hoisted behind it gets its own after it."""
         spans = self._prompt.spans
-        line = self._fields[field].line_span(spans[field], self._subject.tokenizer)
-        if line.start < spans[self._errata_before].start:
+        label, end = (spans.get(name, spans[field]) for name in line_segments(field))
+        if label.start < spans[self._errata_before].start:
             return self._errata_before
         own = erratum_name(field)
-        behind = [name for name, span in spans.items() if span.start >= line.end and len(span) and name != own]
+        behind = [name for name, span in spans.items() if span.start >= end.end and len(span) and name != own]
         if not behind:
             raise ConfigError(f"Nothing stands behind the field {field!r}; put the task or a cue after it.")
         return min(behind, key=lambda name: spans[name])
 
     def _as_written(self) -> tuple[tuple[int, ...], dict[str, Span]]:
-        ids, spans = self._prompt.token_ids, dict(self._prompt.spans)
-        for line in map(erratum_name, self.errata):
-            ids, spans = with_segment_replaced(ids, spans, line, ())
-            del spans[line]
+        context = self._context.without(*map(erratum_name, self.errata))
         for name, value in self._state.items():
-            new = self._fields[name].value_ids(value, self._subject.tokenizer)
-            ids, spans = with_segment_replaced(ids, spans, name, new)
-        return ids, spans
+            context = self._fields[name].written(context, value)
+        whole = tokenize(context, self._subject.tokenizer)
+        return whole.token_ids, whole.spans
 
     def _decoded(self, segment: str) -> str:
         span = self._prompt.spans[segment]
@@ -334,20 +344,8 @@ def _method(method: str | EditMethod, parameters: Mapping[str, Any]) -> EditMeth
         raise ConfigError(f"The method {method} does not take these parameters: {error}") from error
 
 
-def _check_place(placed: PlacedField, prompt: CachedPrompt, tokenizer: Any) -> None:
-    """Compare the tokens at, before and after the value with those that the field declares."""
-    declared, span = placed.declared, prompt.span(placed.declared.name)
-    line, (before, after) = placed.line_span(span, tokenizer), placed.line_ids(tokenizer)
-    ids = prompt.token_ids
-    found = ids[max(0, line.start) : span.start], ids[span.start : span.end], ids[span.end : line.end]
-    expected = before, placed.value_ids(declared.value, tokenizer), after
-    for where, held, said in zip(("before its value", "at its value", "after its value"), found, expected, strict=True):
-        if held != said:
-            raise AlignmentError(
-                f"Field {declared.name!r} declares {show_tokens(said, tokenizer)} {where} and the prompt holds "
-                f"{show_tokens(held, tokenizer)}; declare what stands there."
-            )
-
-
-def _overlap(one: Span, other: Span) -> bool:
-    return one.start < other.end and other.start < one.end
+def _respanned(prompt: CachedPrompt, whole: TokenizedContext) -> CachedPrompt:
+    """The prompt with the segments of its text."""
+    if whole.token_ids != prompt.token_ids:
+        raise AlignmentError("The prompt's tokens are not those of its text; tokenise it with the model's tokenizer.")
+    return replace(prompt, spans=whole.spans)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvprobe.edit.base import FieldEdit, line_segments
-from kvprobe.errors import AlignmentError, ConfigError
-from kvprobe.tasks.context import Context, Segment, Span, encode_segment, show_tokens
+from kvprobe.edit.base import line_segments
+from kvprobe.edit.erratum import erratum_name
+from kvprobe.errors import ConfigError
+from kvprobe.tasks.context import Context, Segment, tokenize
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
@@ -57,71 +58,52 @@ class PlacedField:
     Attributes:
         declared: the field; its `before` has no blank at its end.
         blank: the blank between `before` and the value, which is part of the value's tokens.
-        around: the text right before and right after the value, with which its tokens must not merge.
     """
 
     declared: Field
     blank: str
-    around: tuple[str, str]
 
     @classmethod
     def of(cls, declared: Field) -> PlacedField:
         """The field between the texts of its line."""
         before, blank = _split_blank(declared.before)
-        return cls(dataclasses.replace(declared, before=before), blank, (before, declared.after))
+        return cls(dataclasses.replace(declared, before=before), blank)
 
-    def value_ids(self, value: str, tokenizer: Any) -> tuple[int, ...]:
-        """Tokens of a value in this place.
+    def written(self, context: Context, value: str) -> Context:
+        """The prompt with another value in the field's place.
+
+        Raises:
+            ConfigError: the value is empty or has blanks around it.
+        """
+        if not value or value != value.strip():
+            raise ConfigError(
+                f"The value {value!r} of field {self.declared.name!r} is empty or has blanks around it; give bare "
+                "words."
+            )
+        return context.replace(self.declared.name, self.blank + value)
+
+    def texts(self, value: str) -> tuple[Segment, Segment]:
+        """The field's segment with a value, and that of the erratum that says it."""
+        return Segment(self.declared.name, self.blank + value), Segment(
+            erratum_name(self.declared.name), self.declared.said(value)
+        )
+
+    def value_ids(self, context: Context, value: str, tokenizer: Any) -> tuple[int, ...]:
+        """Tokens of a value in the field's place, from the whole prompt's.
 
         Raises:
             ConfigError: the value is empty, has blanks around it, or has a word that the tokenizer does not know.
-            AlignmentError: the tokenizer cuts the text elsewhere than at the value's borders.
+            AlignmentError: a token reaches over the value's edges.
         """
         name = self.declared.name
-        if not value or value != value.strip():
-            raise ConfigError(
-                f"The value {value!r} of field {name!r} is empty or has blanks around it; give bare words."
-            )
-        before, ids, after = (
-            encode_segment(text, tokenizer) for text in (self.around[0], self.blank + value, self.around[1])
-        )
+        ids = tokenize(self.written(context, value), tokenizer, (name,)).ids_of(name)
         unknown = tokenizer.unk_token_id
         if unknown is not None and unknown in ids:
             raise ConfigError(
                 f"The value {value!r} of field {name!r} has a word that the model's tokenizer does not know; choose "
                 "another."
             )
-        joint = encode_segment(f"{self.around[0]}{self.blank}{value}{self.around[1]}", tokenizer)
-        if joint != [*before, *ids, *after]:
-            side = "before" if joint[: len(before)] != before else "after"
-            near = joint[max(0, len(before) - 1) :][: len(ids) + 2]
-            raise AlignmentError(
-                f"The tokenizer joins the value {value!r} of field {name!r} with what stands {side} it "
-                f"({show_tokens(near, tokenizer)}), so it cannot be exchanged alone; put a blank or a line break there "
-                "or choose another value."
-            )
-        return tuple(ids)
-
-    def line_ids(self, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens of the field's line before and after its value."""
-        before, after = (tuple(encode_segment(text, tokenizer)) for text in (self.declared.before, self.declared.after))
-        return before, after
-
-    def line_span(self, value: Span, tokenizer: Any) -> Span:
-        """Where the line stands when its value stands at `value`."""
-        before, after = self.line_ids(tokenizer)
-        return Span(value.start - len(before), value.end + len(after))
-
-    def edit(self, value: str, tokenizer: Any, insert_before: str) -> FieldEdit:
-        """The change to a value, with everything that any method may say of it."""
-        line = self.line_ids(tokenizer)
-        return FieldEdit(
-            self.declared.name,
-            self.value_ids(value, tokenizer),
-            tuple(encode_segment(self.declared.said(value), tokenizer)),
-            line if any(line) else None,
-            insert_before,
-        )
+        return ids
 
 
 def laid_out(parts: Sequence[Part]) -> tuple[Context, dict[str, PlacedField]]:
@@ -139,9 +121,9 @@ def laid_out(parts: Sequence[Part]) -> tuple[Context, dict[str, PlacedField]]:
     for index, piece in enumerate(pieces):
         if isinstance(piece, Field):
             pieces[index] = _with_line(pieces, index, piece)
-    context = Context.of(*(named for piece in _without_blanks(pieces) for named in _named_texts(piece)))
+    context = Context(tuple(named for piece in _without_blanks(pieces) for named in _segments(piece) if named.text))
     fields = [piece for piece in pieces if isinstance(piece, Field)]
-    placed = {field.name: _placed(context, field) for field in fields}
+    placed = {field.name: PlacedField.of(field) for field in fields}
     names = [segment.name for segment in context.segments]
     if names[-1] in placed:
         raise ConfigError(f"The prompt ends in field {names[-1]!r}; put the question after it.")
@@ -188,15 +170,15 @@ def _as_piece(part: Part, number: int) -> Segment | Field:
 def _with_line(pieces: list[Segment | Field], index: int, field: Field) -> Field:
     """The field with the rest of its line, which is cut off the texts beside it."""
     earlier = pieces[index - 1] if index else None
-    if not field.before and isinstance(earlier, Segment):
+    if not field.before and isinstance(earlier, Segment) and not earlier.control:
         kept, broken, line = earlier.text.rpartition("\n")
-        pieces[index - 1] = Segment(earlier.name, kept + broken)
+        pieces[index - 1] = dataclasses.replace(earlier, text=kept + broken)
         field = dataclasses.replace(field, before=line)
     later = pieces[index + 1] if index + 1 < len(pieces) else None
-    if not field.after and isinstance(later, Segment):
+    if not field.after and isinstance(later, Segment) and not later.control:
         line, broken, kept = later.text.partition("\n")
         if broken and (kept or index + 2 < len(pieces)):
-            pieces[index + 1] = Segment(later.name, kept)
+            pieces[index + 1] = dataclasses.replace(later, text=kept)
             field = dataclasses.replace(field, after=line + broken)
     return field
 
@@ -212,14 +194,8 @@ def _without_blanks(pieces: Sequence[Segment | Field]) -> list[Segment | Field]:
     return moved
 
 
-def _named_texts(piece: Segment | Field) -> list[tuple[str, str]]:
+def _segments(piece: Segment | Field) -> list[Segment]:
     if isinstance(piece, Segment):
-        return [(piece.name, piece.text)]
+        return [piece]
     label, end = line_segments(piece.name)
-    return [(label, piece.before), (piece.name, piece.value), (end, piece.after)]
-
-
-def _placed(context: Context, field: Field) -> PlacedField:
-    texts = [("", ""), *((segment.name, segment.text) for segment in context.segments), ("", "")]
-    place = [name for name, _ in texts].index(field.name)
-    return dataclasses.replace(PlacedField.of(field), around=(texts[place - 1][1], texts[place + 1][1]))
+    return [Segment(label, piece.before), Segment(piece.name, piece.value), Segment(end, piece.after)]

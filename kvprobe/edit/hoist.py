@@ -8,9 +8,9 @@ from pydantic import Field
 
 from kvprobe.edit import base
 from kvprobe.edit.base import EDIT_METHODS, CachedPrompt, Edited, EditMethod, FieldEdit, line_segments
-from kvprobe.edit.splicing import rerun_from
+from kvprobe.edit.splicing import rerun_from, shared_start
 from kvprobe.errors import UnsupportedError
-from kvprobe.tasks.context import Span
+from kvprobe.tasks.context import Span, TokenizedContext
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
@@ -34,8 +34,11 @@ class HoistToEnd(EditMethod):
             UnsupportedError: the edit does not say the field's line, the prompt does not hold it, or it does not stand
                 before the place it is to be moved to.
         """
-        line = self._line(stale, edit)
         last = stale.span(self.parameters.before)
+        if edit.moved is not None and edit.line_ids is not None:
+            whole = edit.moved(self.parameters.before)
+            return rerun_from(subject, stale.cache, self._start(stale, edit, whole), whole.token_ids, whole.spans)
+        line = self._line(stale, edit)
         if last.start < line.end:
             raise UnsupportedError(
                 f"The line of {edit.field!r} cannot be hoisted in front of {self.parameters.before!r}, which does not "
@@ -49,8 +52,17 @@ class HoistToEnd(EditMethod):
 
     def tokens(self, stale: CachedPrompt, edit: FieldEdit) -> float:
         """All from the field's line on: without the line there is nothing left to reuse."""
+        if edit.moved is not None and edit.line_ids is not None:
+            whole = edit.moved(self.parameters.before)
+            return len(whole.token_ids) - 1 - self._start(stale, edit, whole)
         value = len(edit.new_ids) - len(stale.span(edit.field))
         return len(stale.cache) - self._line(stale, edit).start + value
+
+    def _start(self, stale: CachedPrompt, edit: FieldEdit, whole: TokenizedContext) -> int:
+        """The first entry to run: that of the line, or one before it whose token is another without the line."""
+        label, _ = line_segments(edit.field)
+        line = stale.spans.get(label, stale.span(edit.field))
+        return min(shared_start(stale.token_ids, whole.token_ids), line.start)
 
     def _line(self, stale: CachedPrompt, edit: FieldEdit) -> Span:
         span = stale.span(edit.field)

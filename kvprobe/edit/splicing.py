@@ -14,6 +14,12 @@ from kvprobe.models.subject import Subject
 from kvprobe.tasks.context import Span
 
 
+def shared_start(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts have in common from the first on."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
 def with_new_value(stale: CachedPrompt, edit: FieldEdit) -> tuple[tuple[int, ...], dict[str, Span]]:
     """Token ids and spans of the prompt with the new value in its place."""
     stale.span(edit.field)

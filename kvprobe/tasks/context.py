@@ -1,17 +1,18 @@
-"""Prompts as named segments whose token spans are exact by construction."""
+"""Prompts as named segments, tokenised whole; spans are found by the characters of the tokens."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any
 
 from kvprobe.errors import AlignmentError, ConfigError
+from kvprobe.tasks.encoding import Encoding, encode_text, opening_ids
 from kvprobe.viewing import Viewable
 
-_ANCHORS = ("\n", "|", ":", "x")
 _DECODED_WITH = 8
 """Tokens before a token that decide how it is decoded."""
 
@@ -34,10 +35,19 @@ class Span:
 
 @dataclass(frozen=True)
 class Segment:
-    """A named piece of prompt text, such as the field's value or the policy."""
+    """A named piece of prompt text, such as the field's value or the policy.
+
+    Args:
+        name: of the segment.
+        text: what it says.
+        control: whether control tokens in it (`<|im_end|>`) are meant as such; else they are text.
+        ids: its tokens where they are given and not to be read off the text.
+    """
 
     name: str
     text: str
+    control: bool = False
+    ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,10 @@ class Context:
         if name not in {segment.name for segment in self.segments}:
             raise ConfigError(f"The context has no segment {name!r} to replace.")
         return Context(tuple(Segment(s.name, text) if s.name == name else s for s in self.segments))
+
+    def without(self, *names: str) -> Context:
+        """This context without some segments."""
+        return Context(tuple(segment for segment in self.segments if segment.name not in names))
 
     def insert_before(self, name: str, segment: Segment) -> Context:
         """This context with `segment` put right before segment `name`."""
@@ -108,6 +122,11 @@ class TokenizedContext(Viewable):
                 return name
         return "bos"
 
+    def ids_of(self, name: str) -> tuple[int, ...]:
+        """The tokens of a segment; none if there is no such segment."""
+        span = self.spans.get(name, Span(0, 0))
+        return self.token_ids[span.start : span.end]
+
     def token_texts(self) -> list[str]:
         """The share of each token in `text`; joined they are all of it.
 
@@ -116,8 +135,15 @@ class TokenizedContext(Viewable):
         """
         if self.source is None or self.tokenizer is None:
             return [f"⟨{token}⟩" for token in self.token_ids]
-        shares = [_segment_texts(segment.text, self.tokenizer) for segment in self.source.segments]
-        texts = [text for share in shares for text in share]
+        texts: list[str] = []
+        for fixed, run in groupby(self.source.segments, key=lambda segment: segment.ids is not None):
+            segments = tuple(run)
+            inside = segments[0] is not self.source.segments[0]
+            texts += (
+                decoded_texts([token for segment in segments for token in segment.ids or ()], self.tokenizer)
+                if fixed
+                else _shares(segments, self.tokenizer, inside=inside)
+            )
         return [""] * (len(self.token_ids) - len(texts)) + texts
 
     def __repr__(self) -> str:
@@ -125,65 +151,92 @@ class TokenizedContext(Viewable):
         return f"TokenizedContext({len(self.token_ids)} tokens; {spans})"
 
 
-def tokenize(context: Context, tokenizer: Any) -> TokenizedContext:
-    """Tokenise a context segment by segment.
+def tokenize(context: Context, tokenizer: Any, exact: Collection[str] = ()) -> TokenizedContext:
+    """Tokenise a context whole, as the model is served it, and find its segments by their characters.
 
-    The rule at the joints: each segment is encoded as it would be in the middle of a text, so that no
-    token ever crosses a joint and the tokens of one segment never depend on another's text. A BOS token is
-    put first exactly once, when the tokenizer has one and the text does not begin with it.
+    Tokens that the tokenizer puts before every text (BOS) come first, unless the text begins with a segment of control
+    tokens, which brings its own. A token that reaches over a joint belongs to the segment that it begins in.
+
+    Args:
+        context: the prompt.
+        tokenizer: a fast Hugging Face tokenizer.
+        exact: segments that must begin and end with a token.
+
+    Raises:
+        AlignmentError: a token reaches over an edge of one of those.
+        ConfigError, UnsupportedError: see `encode_text`.
     """
-    ids: list[int] = []
+    first = context.segments[0] if context.segments else None
+    ids = list(opening_ids(tokenizer)) if first and first.ids is None and not first.control else []
     spans: dict[str, Span] = {}
-    if _wants_bos(context.text, tokenizer):
-        ids.append(tokenizer.bos_token_id)
-    for segment in context.segments:
-        piece = encode_segment(segment.text, tokenizer)
-        spans[segment.name] = Span(len(ids), len(ids) + len(piece))
-        ids.extend(piece)
+    for fixed, run in groupby(context.segments, key=lambda segment: segment.ids is not None):
+        if fixed:
+            for segment in run:
+                spans[segment.name] = Span(len(ids), len(ids) + len(segment.ids or ()))
+                ids += segment.ids or ()
+            continue
+        segments = tuple(run)
+        encoding, edges = _encoded_run(segments, tokenizer, inside=segments[0] is not first)
+        places = [bisect_left(encoding.offsets, (edge, edge)) for edge in edges[:-1]] + [len(encoding.ids)]
+        for number, segment in enumerate(segments):
+            if segment.name in exact:
+                _check_edges(segments, number, encoding, edges, tokenizer)
+            spans[segment.name] = Span(len(ids) + places[number], len(ids) + places[number + 1])
+        ids += encoding.ids
     return TokenizedContext(tuple(ids), spans, context.text, context, tokenizer)
 
 
 def encode_segment(text: str, tokenizer: Any) -> list[int]:
-    """Token ids of `text` as it would be encoded in the middle of a text.
-
-    Sentencepiece-like tokenizers put a space before a text that stands alone; encoding it behind an
-    anchor and dropping the anchor avoids that.
-    """
-    return _behind_anchor(text, tokenizer)[1]
+    """Token ids of `text` as it would be encoded in the middle of a text; control tokens are text."""
+    return list(encode_text(text, tokenizer, inside=True).ids) if text else []
 
 
-def _behind_anchor(text: str, tokenizer: Any) -> tuple[str, list[int]]:
-    for anchor in _ANCHORS:
-        prefix = _anchor_ids(tokenizer, anchor)
-        ids = tokenizer.encode(anchor + text, add_special_tokens=False)
-        if tuple(ids[: len(prefix)]) == prefix:
-            return anchor, list(ids[len(prefix) :])
-    raise AlignmentError(f"The tokenizer merges {text[:20]!r} with whatever stands before it; begin it with a space.")
+def _encoded_run(segments: Sequence[Segment], tokenizer: Any, *, inside: bool) -> tuple[Encoding, list[int]]:
+    """The segments' text whole, and the characters at which they begin and the last one ends."""
+    edges = list(accumulate((len(segment.text) for segment in segments), initial=0))
+    asked = [(edges[number], edges[number + 1]) for number, segment in enumerate(segments) if segment.control]
+    return encode_text("".join(segment.text for segment in segments), tokenizer, asked, inside=inside), edges
 
 
-def _segment_texts(text: str, tokenizer: Any) -> list[str]:
-    """The share of each token of `encode_segment` in its text; blanks go with the token that follows them."""
-    anchor, ids = _behind_anchor(text, tokenizer)
-    if not ids:
-        return []
-    whole, start, texts = anchor + text, len(anchor), []
-    offsets = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    for _, end in offsets[-len(ids) : -1]:
-        texts.append(whole[start : max(start, end)])
+def _check_edges(
+    segments: Sequence[Segment], number: int, encoding: Encoding, edges: Sequence[int], tokenizer: Any
+) -> None:
+    for side, at in (("before", edges[number]), ("after", edges[number + 1])):
+        over = next((i for i, (start, end) in enumerate(encoding.offsets) if start < at < end), None)
+        if over is None:
+            continue
+        segment, text = segments[number], "".join(each.text for each in segments)
+        start, end = encoding.offsets[over]
+        raise AlignmentError(
+            f"The tokenizer joins {segment.text.strip()!r} of {segment.name!r} with what stands {side} it: "
+            f"{text[start:end]!r} is one token, so the value cannot be exchanged alone; "
+            f"{_mend(segments, number, side, tokenizer)}."
+        )
+
+
+def _mend(segments: Sequence[Segment], number: int, side: str, tokenizer: Any) -> str:
+    """A wording that would part the segment from what stands beside it."""
+    own, last = segments[number], side == "after"
+    for mark in (" ", "\n", ": ", '"'):
+        parted = [*segments[:number], own, *segments[number + 1 :]]
+        parted.insert(number + last, Segment("mark", mark))
+        encoding, edges = _encoded_run(parted, tokenizer, inside=False)
+        at = edges[number + 1]
+        if not any(start < at < end for start, end in encoding.offsets):
+            beside = segments[number + 1 if last else number - 1].text.strip("\n")
+            near = f"{own.text.strip()}{mark}{beside[:8]}" if last else f"{beside[-8:]}{mark}{own.text.strip()}"
+            return f"write {near!r} there or choose another value"
+    return "choose another value"
+
+
+def _shares(segments: Sequence[Segment], tokenizer: Any, *, inside: bool) -> list[str]:
+    """The share of each token in the segments' text; blanks that a tokenizer drops go with the token after them."""
+    encoding, _ = _encoded_run(segments, tokenizer, inside=inside)
+    text, start, texts = "".join(segment.text for segment in segments), 0, []
+    for _, end in encoding.offsets[:-1]:
+        texts.append(text[start : max(start, end)])
         start = max(start, end)
-    return [*texts, whole[start:]]
-
-
-@lru_cache(maxsize=256)
-def _anchor_ids(tokenizer: Any, anchor: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(anchor, add_special_tokens=False))
-
-
-def _wants_bos(text: str, tokenizer: Any) -> bool:
-    if tokenizer.bos_token_id is None or text.startswith(tokenizer.bos_token or "\0"):
-        return False
-    # Qwen tokenizers name a BOS-like token but never prepend it.
-    return tokenizer.bos_token_id in tokenizer("a")["input_ids"][:1]
+    return [*texts, text[start:]] if encoding.ids else []
 
 
 def answer_token(word: str, rivals: Iterable[str], tokenizer: Any) -> int:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 from worded_models import TOKENIZER, plain_logits, worded
 
+from kvprobe.edit import texts
 from kvprobe.edit.base import EDIT_METHODS
 from kvprobe.edit.context import EditableContext, Field
 from kvprobe.edit.erratum import erratum_name
@@ -344,7 +345,7 @@ def merging() -> Subject:
 def test_values_whose_tokens_merge_with_the_text_beside_them_are_refused() -> None:
     context = EditableContext.prefill(merging(), ["x\na ", Field("f", "d"), "c\n", ("cue", "x x")])
     assert context.prompt.spans["f"] == type(context.prompt.spans["f"])(3, 5)
-    with pytest.raises(AlignmentError, match=r"joins the value 'b' of field 'f' with what stands after it .*'bc'"):
+    with pytest.raises(AlignmentError, match=r"joins 'b' of 'f' with what stands after it: 'bc' .* write 'b c'"):
         context.set("f", "b")
     assert context.state["f"] == "d"
     context.set("f", "ab d")
@@ -366,8 +367,11 @@ def test_lines_are_taken_from_the_texts_beside_a_field() -> None:
     ]
     context = EditableContext.prefill(worded("qwen3"), shared)
     assert context.text == TOKENIZER.decode(TOKENIZER.encode(said))
-    context.set("b", "guest", "hoist_to_end")
-    assert context.text.endswith("order status : pending Task \n , account role : guest \n Answer :")
+    for name, value in (("a", "shipped"), ("b", "guest")):
+        with pytest.raises(UnsupportedError, match="shares its line with other text"):
+            context.set(name, value, "hoist_to_end")
+    context.set("b", "guest", "erratum")
+    assert context.errata["b"]
 
 
 @pytest.mark.parametrize(
@@ -410,8 +414,8 @@ def test_contexts_of_pairs_are_their_prompts_and_make_their_edits() -> None:
         context = EditableContext.from_pair(subject, pair)
         assert context.token_ids == pair.base.token_ids
         new = pair.scenario.attributes["new"]
-        placed = context._fields["field"]
-        assert placed.edit(new, TOKENIZER, "task") == field_edit(pair, TOKENIZER)
+        made = texts.field_edit(context._context, context._fields["field"], new, TOKENIZER, "task")
+        assert made == field_edit(pair, TOKENIZER)
         context.set("field", new)
         assert context.token_ids == pair.donor.token_ids
     for pair in pairs_of(TwoFields(size=6)):

@@ -90,8 +90,8 @@ def test_repeated_segment_names_are_refused() -> None:
         ([("field", " pending")], [("field", " pending shipped")], "'pending' 'shipped' is 2"),
         ([("field", " pending")], [("field", " pending")], "same tokens"),
         (
-            [("field", " pending"), ("cue", "Answer:")],
-            [("field", " shipped"), ("cue", "Task:")],
+            [("field", " pending"), ("cue", "\nAnswer:")],
+            [("field", " shipped"), ("cue", "\nTask:")],
             "'Answer' ':' against 'Task'",
         ),
         ([("session", "order")], [("session", "order")], "no segment named 'field'"),
