@@ -83,7 +83,8 @@ class _Trials:
         what = EDIT_METHODS.describe().get(method.name, "")
         costs = _Costs()
         try:
-            method.apply(self.subject, self._cached(old=True), self._edit(new=True))
+            edited = method.apply(self.subject, self._cached(old=True), self._edit(new=True))
+            self.field.check(edited, self.prompt.base, self.field.marked.new, self.subject.tokenizer)
             forward, backward, *restated = (
                 self._trial(method, old=old, new=new, costs=costs)
                 for old, new in ((True, True), (False, False), (True, False), (False, True))

@@ -11,14 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from kvprobe.edit.base import CachedPrompt, FieldEdit
+from kvprobe.edit.base import CachedPrompt, Edited, FieldEdit
 from kvprobe.edit.fields import Field, Part, PlacedField, laid_out
+from kvprobe.edit.texts import checked, field_edit
 from kvprobe.engine.cache import KVCache
 from kvprobe.errors import AlignmentError, ConfigError, KvprobeError
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.subject import Subject
 from kvprobe.tasks.chat import chat_wrapped
 from kvprobe.tasks.context import Context, TokenizedContext, encode_segment, show_tokens, tokenize
+from kvprobe.tasks.encoding import control_tokens
 from kvprobe.tasks.own_prompt import MarkedField, PromptFile
 
 _TOLD = 12
@@ -32,6 +34,7 @@ class AuditField:
     Attributes:
         marked: as the file marks it.
         placed: as it stands in the prompt.
+        context: the prompt's text, with every field at its old value.
         donor: the prompt with this field alone at its new value.
         insert_before: the segment an erratum goes in front of.
         alone: whether it is the only field in its line, so that the line can be moved.
@@ -39,13 +42,22 @@ class AuditField:
 
     marked: MarkedField
     placed: PlacedField
+    context: Context
     donor: TokenizedContext
     insert_before: str
     alone: bool
 
+    def check(self, edited: Edited, start: TokenizedContext, value: str, tokenizer: Any) -> None:
+        """Refuse an edit of `start` that leaves other tokens than those of the edited prompt's text.
+
+        Raises:
+            UnsupportedError: it does.
+        """
+        checked(edited, start.source or self.context, self.edit(value, tokenizer), self.placed.texts(value), tokenizer)
+
     def edit(self, value: str, tokenizer: Any) -> FieldEdit:
         """The change of the field to `value`."""
-        edit = self.placed.edit(value, tokenizer, self.insert_before)
+        edit = field_edit(self.context, self.placed, value, tokenizer, self.insert_before)
         return edit if self.alone else dataclasses.replace(edit, line_ids=None)
 
 
@@ -97,12 +109,20 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
             raise ConfigError(f"{where}: prompt: the name {field.name!r} is reserved by kvprobe; rename the field.")
     template = _chat_arguments(subject) if chat and getattr(tokenizer, "chat_template", None) else None
     context, placed = _laid_out(content, marked, where)
-    wrapped = context if template is None else chat_wrapped(context, tokenizer, **template)
-    base = tokenize(wrapped, tokenizer)
+
+    def written(text: Context) -> TokenizedContext:
+        wrapped = text if template is None else chat_wrapped(text, tokenizer, **template)
+        return tokenize(wrapped, tokenizer, placed)
+
+    try:
+        base = written(context)
+        donors = [written(placed[field.name].written(context, field.new)) for field in marked]
+    except (ConfigError, AlignmentError) as error:
+        raise type(error)(f"{where}: prompt: {error}") from None
     lines = [field.line for field in marked]
     fields = tuple(
-        _audit_field(field, placed[field.name], wrapped, tokenizer, where, alone=lines.count(field.line) == 1)
-        for field in marked
+        _audit_field(field, placed[field.name], (base, donor), tokenizer, where, alone=lines.count(field.line) == 1)
+        for field, donor in zip(marked, donors, strict=True)
     )
     return AuditPrompt(
         content,
@@ -126,6 +146,9 @@ def _laid_out(content: PromptFile, marked: list[MarkedField], where: str) -> tup
         context, placed = laid_out(_parts(content, marked))
     except ConfigError as error:
         raise ConfigError(f"{where}: prompt: {error}") from None
+    if content.control_tokens:
+        asked = (dataclasses.replace(each, control=each.name not in placed) for each in context.segments)
+        context = dataclasses.replace(context, segments=tuple(asked))
     names = [segment.name for segment in context.segments]
     if names[-1] in (marked[-1].name, f"after {marked[-1].name}"):
         raise ConfigError(
@@ -166,30 +189,43 @@ def _line_parts(text: str, start: int, end: int, inside: Sequence[tuple[re.Match
 
 
 def _audit_field(
-    field: MarkedField, placed: PlacedField, context: Context, tokenizer: Any, where: str, *, alone: bool
+    field: MarkedField,
+    placed: PlacedField,
+    prompts: tuple[TokenizedContext, TokenizedContext],
+    tokenizer: Any,
+    where: str,
+    *,
+    alone: bool,
 ) -> AuditField:
+    base, donor = prompts
+    context = base.source or Context(())
     try:
-        old, new = (placed.value_ids(value, tokenizer) for value in (field.old, field.new))
+        old, new = (placed.value_ids(context, value, tokenizer) for value in (field.old, field.new))
     except (ConfigError, AlignmentError) as error:
         raise type(error)(f"{where}: prompt: {error}") from None
     if len(old) != len(new):
         raise AlignmentError(
             f"{where}: prompt: the values of {field.name!r} differ in length: {_shown(old, tokenizer)} is "
             f"{len(old)} and {_shown(new, tokenizer)} is {len(new)} tokens long; "
-            f"{_advice(field, placed, tokenizer)}."
+            f"{_advice(field, placed, context, tokenizer)}."
         )
     if old == new:
         raise AlignmentError(
             f"{where}: prompt: both values of {field.name!r} are the same tokens for this model, "
             f"{_shown(old, tokenizer)}; choose values it can tell apart."
         )
+    span = base.spans[field.name]
+    if (*base.token_ids[: span.start], *new, *base.token_ids[span.end :]) != donor.token_ids:
+        raise AlignmentError(
+            f"{where}: prompt: the tokenizer reads the text beside {field.name!r} otherwise when its value is "
+            f"{field.new!r}; put a blank or a line break around the value."
+        )
     names = [segment.name for segment in context.segments]
     line_end = f"after {field.name}" if f"after {field.name}" in names else field.name
     behind = names[names.index(line_end) + 1 :]
     # Behind every field: an erratum in front of another field's line would be older news than that line.
     insert = next((name for name in ("task", "chat_middle", "cue") if name in behind), behind[-1])
-    donor = context.replace(field.name, placed.blank + field.new)
-    return AuditField(field, placed, tokenize(donor, tokenizer), insert, alone)
+    return AuditField(field, placed, context, donor, insert, alone)
 
 
 def _shown(ids: Sequence[int], tokenizer: Any) -> str:
@@ -197,13 +233,13 @@ def _shown(ids: Sequence[int], tokenizer: Any) -> str:
     return show_tokens(ids[:_TOLD], tokenizer) + (" ..." if len(ids) > _TOLD else "")
 
 
-def _advice(field: MarkedField, placed: PlacedField, tokenizer: Any) -> str:
+def _advice(field: MarkedField, placed: PlacedField, context: Context, tokenizer: Any) -> str:
     """Another writing of one of the values that makes them equally long, or how to find one."""
     lengths: dict[str, int] = {}
     for value in (field.old, field.new):
         for written in dict.fromkeys((value, value.lower(), value.capitalize(), value.upper(), value.title())):
             with contextlib.suppress(KvprobeError):
-                lengths[written] = len(placed.value_ids(written, tokenizer))
+                lengths[written] = len(placed.value_ids(context, written, tokenizer))
     olds = [text for text in lengths if text.lower() == field.old.lower()]
     news = [text for text in lengths if text.lower() == field.new.lower()]
     pairs = [(old, new) for old in olds for new in news if lengths[old] == lengths[new]]
@@ -256,6 +292,12 @@ def _warnings(
             )
     for braces in dict.fromkeys(content.left_over):
         yield f"{braces!r} is not a mark of the form {{{{old|new}}}} and is kept as text."
+    controls = [] if content.control_tokens else control_tokens(content.prompt + content.cue, subject.tokenizer)
+    if controls:
+        yield (
+            f"{', '.join(map(repr, controls))} in the prompt is read as text, not as a control token; write "
+            "control_tokens: true if it is meant as one."
+        )
     if content.cue != content.cue.rstrip():
         yield "The cue ends in a space, which most tokenizers attach to the answer; remove it."
     tokenizer = subject.tokenizer

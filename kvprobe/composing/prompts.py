@@ -28,8 +28,9 @@ def composition(subject: Subject, parts: Sequence[tuple[str, str | Chunk]]) -> C
     """
     if not parts:
         return Composition(())
-    texts = [(name, given if isinstance(given, str) else "") for name, given in parts]
-    plain = tokenize(Context(tuple(Segment(name, text) for name, text in texts)), subject.tokenizer)
+    # A chunk's tokens are its own, and a text behind it stands inside the prompt.
+    segments = (Segment(name, given) if isinstance(given, str) else Segment(name, "", ids=()) for name, given in parts)
+    plain = tokenize(Context(tuple(segments)), subject.tokenizer)
     first = parts[0][1]
     opening = plain.token_ids[: plain.spans[parts[0][0]].start]
     # A chunk at the start that begins a text itself needs no second token for that.

@@ -55,7 +55,7 @@ def checked(edited: Edited, context: Context, edit: FieldEdit, texts: Sequence[S
         span = prompt.spans.get(segment.name)
         if span is not None and prompt.token_ids[span.start : span.end] == ids:
             known[segment.name] = segment
-    text = Context(tuple(known[name] for name in prompt.spans))
+    text = dataclasses.replace(context, segments=tuple(known[name] for name in prompt.spans))
     whole = tokenize(text, tokenizer)
     if whole.token_ids != prompt.token_ids:
         at = shared_start(whole.token_ids, prompt.token_ids)
@@ -91,7 +91,7 @@ def with_lines_apart(
         if declared.before and label not in names:
             earlier = segments[place - 1] if place else Segment(declared.name, "")
             segments[max(0, place - 1) : place] = _cut(earlier, declared.before, label, tokenizer, front=False)
-        context = Context(tuple(segments))
+        context = dataclasses.replace(context, segments=tuple(segments))
         settled.append(dataclasses.replace(placed, blank=own.text.removesuffix(declared.value)))
     return context, settled
 
@@ -110,7 +110,8 @@ def fixed(prompt: CachedPrompt | TokenizedContext, tokenizer: Any) -> Context:
         tuple(
             Segment(name, tokenizer.decode(prompt.token_ids[start:stop]), ids=tuple(prompt.token_ids[start:stop]))
             for name, start, stop in pieces
-        )
+        ),
+        opened=True,
     )
 
 
@@ -126,7 +127,7 @@ def _hoisted(context: Context, field: str, before: str) -> Context:
     rest = context.without(*line).segments
     at = [segment.name for segment in rest].index(before)
     moved = tuple(segment for segment in context.segments if segment.name in line)
-    return Context((*rest[:at], *moved, *rest[at:]))
+    return dataclasses.replace(context, segments=(*rest[:at], *moved, *rest[at:]))
 
 
 def _check_line(context: Context, field: str, line: Sequence[str]) -> None:

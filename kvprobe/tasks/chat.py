@@ -1,37 +1,81 @@
-"""Chat templates: put a context into the user turn without tokenising anything twice."""
+"""Chat templates: a context inside the user turn, word for word as `apply_chat_template` writes it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvprobe.errors import AlignmentError
 from kvprobe.tasks.context import Context, Segment
 
 _PLACEHOLDER = "\u2063kvprobe\u2063"
+_OPEN_THOUGHT = re.compile(
+    r"[<\[](think|thinking|thought|reasoning)[>\]](?!.*[<\[]/\1[>\]])", re.DOTALL | re.IGNORECASE
+)
+_SHOWN = 40
 
 
 def chat_wrapped(context: Context, tokenizer: Any, **template_arguments: Any) -> Context:
     """The context inside the tokenizer's chat template, as one user turn and an open assistant turn.
 
     The segment `cue` goes into the assistant's turn, so that the next token is the decision; the template's
-    own text becomes the segments `chat_prefix`, `chat_middle`. A tokenizer without a template returns the
-    context as it is. Templates with a thinking switch need `enable_thinking=False` for direct answers,
-    else the next token opens a think block (protocol section 0.3).
+    own text becomes the segments `chat_prefix`, `chat_middle`. Blanks and line breaks that the template takes off the
+    text's ends are taken off its segments. A tokenizer without a template returns the context as it is. Templates with
+    a thinking switch need `enable_thinking=False` for direct answers, else the next token opens a think block
+    (protocol section 0.3).
 
     Raises:
-        AlignmentError: the template changes the text that it is given.
+        AlignmentError: the template fails, rewrites the text that it is given, or leaves a thought open.
     """
     if not getattr(tokenizer, "chat_template", None):
         return context
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": _PLACEHOLDER}],
-        tokenize=False,
-        add_generation_prompt=True,
-        **template_arguments,
-    )
-    prefix, found, middle = text.partition(_PLACEHOLDER)
-    if not found:
-        raise AlignmentError("The tokenizer's chat template alters the user's text; use chat: false for this model.")
     body = [segment for segment in context.segments if segment.name != "cue"]
+    content = "".join(segment.text for segment in body)
+    text = _rendered(content, tokenizer, template_arguments)
+    prefix, _, middle = _rendered(_PLACEHOLDER, tokenizer, template_arguments).partition(_PLACEHOLDER)
+    said = text[len(prefix) : len(text) - len(middle)]
+    start = content.find(said.strip()) - (len(said) - len(said.lstrip()))
+    if f"{prefix}{said}{middle}" != text or not said.strip() or _trimmed(content, start, said) != said:
+        raise AlignmentError(
+            f"The tokenizer's chat template rewrites the text that it is given ({content.strip()[:_SHOWN]!r}); use "
+            "chat: false for this model."
+        )
+    if _OPEN_THOUGHT.search(middle):
+        raise AlignmentError(
+            f"The tokenizer's chat template opens a thought and leaves it open ({middle[-_SHOWN:]!r}), so the next "
+            "token is no decision; give the argument that closes it (enable_thinking: false), or use chat: false."
+        )
     cue = [segment for segment in context.segments if segment.name == "cue"]
-    return Context((Segment("chat_prefix", prefix), *body, Segment("chat_middle", middle), *cue))
+    kept = _cut_to(body, start, start + len(said))
+    around = Segment("chat_prefix", prefix, control=True), Segment("chat_middle", middle, control=True)
+    return Context((around[0], *kept, around[1], *cue), opened=True)
+
+
+def _rendered(content: str, tokenizer: Any, arguments: dict[str, Any]) -> str:
+    message = [{"role": "user", "content": content}]
+    try:
+        return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, **arguments))
+    except Exception as error:
+        # A template is a program of the model's, and may raise anything.
+        raise AlignmentError(
+            f"The tokenizer's chat template fails ({' '.join(str(error).split())}); give the arguments it needs, or "
+            "use chat: false for this model."
+        ) from error
+
+
+def _trimmed(content: str, start: int, said: str) -> str:
+    """The content from `start` on, if nothing but blanks would be cut off it to be `said`."""
+    end = start + len(said)
+    return "" if start < 0 or content[:start].strip() or content[end:].strip() else content[start:end]
+
+
+def _cut_to(segments: Sequence[Segment], start: int, end: int) -> Iterator[Segment]:
+    """The segments without their text outside `[start, end)`; those of which nothing is left go."""
+    place = 0
+    for segment in segments:
+        text = segment.text[max(0, start - place) : max(0, end - place)]
+        place += len(segment.text)
+        if text:
+            yield replace(segment, text=text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from kvprobe.errors import AlignmentError, ConfigError
@@ -54,11 +54,16 @@ class Segment:
 class Context:
     """An ordered list of segments; names may not repeat.
 
+    Args:
+        segments: the pieces.
+        opened: whether they bring their own first token (BOS), as a chat template's text does.
+
     Raises:
         ConfigError: two segments share a name.
     """
 
     segments: tuple[Segment, ...]
+    opened: bool = False
 
     def __post_init__(self) -> None:
         names = [segment.name for segment in self.segments]
@@ -80,16 +85,16 @@ class Context:
         """This context with another text in segment `name`."""
         if name not in {segment.name for segment in self.segments}:
             raise ConfigError(f"The context has no segment {name!r} to replace.")
-        return Context(tuple(Segment(s.name, text) if s.name == name else s for s in self.segments))
+        return replace(self, segments=tuple(Segment(s.name, text) if s.name == name else s for s in self.segments))
 
     def without(self, *names: str) -> Context:
         """This context without some segments."""
-        return Context(tuple(segment for segment in self.segments if segment.name not in names))
+        return replace(self, segments=tuple(segment for segment in self.segments if segment.name not in names))
 
     def insert_before(self, name: str, segment: Segment) -> Context:
         """This context with `segment` put right before segment `name`."""
         place = [s.name for s in self.segments].index(name)
-        return Context((*self.segments[:place], segment, *self.segments[place:]))
+        return replace(self, segments=(*self.segments[:place], segment, *self.segments[place:]))
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,8 @@ class TokenizedContext(Viewable):
     def token_texts(self) -> list[str]:
         """The share of each token in `text`; joined they are all of it.
 
-        A token that stands for no text, or for a further part of a character, has an empty share. Without the source
-        the ids stand for the text.
+        A token that stands for no text has an empty share; a character of several tokens goes to the last. Without the
+        source the ids stand for the text.
         """
         if self.source is None or self.tokenizer is None:
             return [f"⟨{token}⟩" for token in self.token_ids]
@@ -154,8 +159,8 @@ class TokenizedContext(Viewable):
 def tokenize(context: Context, tokenizer: Any, exact: Collection[str] = ()) -> TokenizedContext:
     """Tokenise a context whole, as the model is served it, and find its segments by their characters.
 
-    Tokens that the tokenizer puts before every text (BOS) come first, unless the text begins with a segment of control
-    tokens, which brings its own. A token that reaches over a joint belongs to the segment that it begins in.
+    Tokens that the tokenizer puts before every text (BOS) come first, unless the context brings its own. A token that
+    reaches over a joint belongs to the segment that it begins in.
 
     Args:
         context: the prompt.
@@ -166,8 +171,8 @@ def tokenize(context: Context, tokenizer: Any, exact: Collection[str] = ()) -> T
         AlignmentError: a token reaches over an edge of one of those.
         ConfigError, UnsupportedError: see `encode_text`.
     """
-    first = context.segments[0] if context.segments else None
-    ids = list(opening_ids(tokenizer)) if first and first.ids is None and not first.control else []
+    opening = () if context.opened else opening_ids(tokenizer)
+    ids = list(opening)
     spans: dict[str, Span] = {}
     for fixed, run in groupby(context.segments, key=lambda segment: segment.ids is not None):
         if fixed:
@@ -176,7 +181,9 @@ def tokenize(context: Context, tokenizer: Any, exact: Collection[str] = ()) -> T
                 ids += segment.ids or ()
             continue
         segments = tuple(run)
-        encoding, edges = _encoded_run(segments, tokenizer, inside=segments[0] is not first)
+        encoding, edges = _encoded_run(segments, tokenizer, inside=segments[0] is not context.segments[0])
+        if segments[0].control and encoding.ids[: len(opening)] == opening == tuple(ids):
+            ids.clear()
         places = [bisect_left(encoding.offsets, (edge, edge)) for edge in edges[:-1]] + [len(encoding.ids)]
         for number, segment in enumerate(segments):
             if segment.name in exact:
@@ -223,7 +230,7 @@ def _mend(segments: Sequence[Segment], number: int, side: str, tokenizer: Any) -
         encoding, edges = _encoded_run(parted, tokenizer, inside=False)
         at = edges[number + 1]
         if not any(start < at < end for start, end in encoding.offsets):
-            beside = segments[number + 1 if last else number - 1].text.strip("\n")
+            beside = segments[number + 1 if last else number - 1].text
             near = f"{own.text.strip()}{mark}{beside[:8]}" if last else f"{beside[-8:]}{mark}{own.text.strip()}"
             return f"write {near!r} there or choose another value"
     return "choose another value"
@@ -233,9 +240,10 @@ def _shares(segments: Sequence[Segment], tokenizer: Any, *, inside: bool) -> lis
     """The share of each token in the segments' text; blanks that a tokenizer drops go with the token after them."""
     encoding, _ = _encoded_run(segments, tokenizer, inside=inside)
     text, start, texts = "".join(segment.text for segment in segments), 0, []
-    for _, end in encoding.offsets[:-1]:
-        texts.append(text[start : max(start, end)])
-        start = max(start, end)
+    for (_, own_end), (following, _) in pairwise(encoding.offsets):
+        end = max(start, min(own_end, following))
+        texts.append(text[start:end])
+        start = end
     return [*texts, text[start:]] if encoding.ids else []
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from kvprobe.errors import ConfigError
 from kvprobe.tasks.base import TASKS, Task
-from kvprobe.tasks.context import Context
+from kvprobe.tasks.context import Context, Segment
 from kvprobe.tasks.pairs import PromptPair, Provenance
 from kvprobe.yaml_files import read_plain
 
@@ -55,6 +55,8 @@ class PromptFile(BaseModel):
         cue: the last words, after which the decision is the next word.
         answers: the two decisions; or a list of the possible ones, where it is the model that says which is right.
         erratum: the line that says a change, with `{value}` in it; with several fields one for each by its name.
+        control_tokens: whether control tokens in the prompt (`<|im_end|>`) are meant as such; they are text unless
+            told, and text in a value in any case.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -63,6 +65,7 @@ class PromptFile(BaseModel):
     cue: str = "Answer:"
     answers: Answers | tuple[str, ...]
     erratum: str | dict[str, str] = ""
+    control_tokens: bool = False
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -210,13 +213,15 @@ def prompt_pair(path: Path) -> PromptPair:
     space = " " if before.endswith(" ") else ""
     before = before.rstrip(" ") if space else before
     lines = [line for line in re.split(r"(?<=\n)", after if after.endswith("\n") else after + "\n") if line]
+    around = [
+        ("before", before),
+        *((f"line_{number}", line) for number, line in enumerate(lines)),
+        ("cue", content.cue),
+    ]
+    named = [Segment(name, text, control=content.control_tokens) for name, text in around if text]
+    place = 1 if before else 0
     base, donor = (
-        Context.of(
-            ("before", before),
-            ("field", space + value.strip()),
-            *((f"line_{number}", line) for number, line in enumerate(lines)),
-            ("cue", content.cue),
-        )
+        Context((*named[:place], Segment("field", space + value.strip()), *named[place:]))
         for value in (mark["old"], mark["new"])
     )
     return PromptPair(base, donor, *expected, Provenance(content.name, "own", 0))

@@ -93,7 +93,8 @@ def align(pair: PromptPair, tokenizer: Any, *, chat: Mapping[str, Any] | None = 
     """
 
     def tokenized(context: Context) -> TokenizedContext:
-        return tokenize(context if chat is None else chat_wrapped(context, tokenizer, **chat), tokenizer)
+        wrapped = context if chat is None else chat_wrapped(context, tokenizer, **chat)
+        return tokenize(wrapped, tokenizer, (pair.changed,))
 
     base, donor = tokenized(pair.base), tokenized(pair.donor)
     variants = {name: tokenized(context) for name, context in pair.variants.items()}

@@ -5,16 +5,20 @@ The text is followed line by line in plain Python; nothing of it comes from the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import CONTROL, KINDS, tiny_tokenizer
 from worded_models import plain_logits, worded
 
 from kvprobe.edit.context import EditableContext, Field
 from kvprobe.edit.erratum import erratum_name
+from kvprobe.errors import ConfigError, UnsupportedError
+from kvprobe.models.subject import Subject
 
 VALUES = {"loan": ("low", "high", "high or low"), "parcel": ("foreign", "domestic", "domestic or foreign")}
 EXACT = {"full_downstream", "full_reprefill", "erratum", "hoist_to_end"}
@@ -27,7 +31,7 @@ def parts(values: dict[str, str]) -> list[object]:
     return [
         "You work at the customs desk.\n",
         Field("loan", values["loan"], before="loan status: ", after="\n", erratum="Update: the loan is {value}.\n"),
-        "Policy\n",
+        "\nPolicy\n",
         Field("parcel", values["parcel"], before="parcel origin: ", after="\n", erratum="Update: origin {value}.\n"),
         "If the parcel origin is foreign, then inspect.\n",
         ("task", "Task: decide by the origin.\n"),
@@ -48,7 +52,7 @@ class Written:
         lines = [
             ("system", "You work at the customs desk.\n"),
             ("loan", "loan status: {}\n"),
-            ("policy", "Policy\n"),
+            ("policy", "\nPolicy\n"),
             ("parcel", "parcel origin: {}\n"),
             ("rule", "If the parcel origin is foreign, then inspect.\n"),
             ("task", "Task: decide by the origin.\n"),
@@ -81,26 +85,35 @@ EDITS = st.lists(
 )
 
 
-def start() -> EditableContext:
-    return EditableContext.prefill(worded(), parts({name: some[0] for name, some in VALUES.items()}))
+@cache
+def reading(kind: str) -> Subject:
+    """A tiny random model that reads with a tokenizer of some kind."""
+    assert len(tiny_tokenizer(kind)) <= worded().config.vocab_size
+    return replace(worded(), tokenizer=tiny_tokenizer(kind))
+
+
+@cache
+def begun(kind: str) -> EditableContext:
+    return EditableContext.prefill(reading(kind), parts({name: some[0] for name, some in VALUES.items()}))
+
+
+def start(kind: str = "words") -> EditableContext:
+    return begun(kind).copy()
 
 
 def check(context: EditableContext, written: Written) -> None:
-    tokenizer = worded().tokenizer
-    fresh = tuple(tokenizer.encode(written.text(), add_special_tokens=False))
-    first = tuple(tokenizer.encode("", add_special_tokens=True))
-    assert context.token_ids[-len(fresh) :] == fresh, context.text
-    assert context.token_ids[: -len(fresh)] in ((), first, first[:1])
+    tokenizer = context.tokenizer
+    assert list(context.token_ids) == tokenizer(written.text())["input_ids"], context.text
     for name, value in written.values.items():
         span = context.prompt.span(name)
         assert tokenizer.decode(context.token_ids[span.start : span.end]).strip() == value
         assert context.written[name] == value
 
 
-@settings(max_examples=40)
-@given(edits=EDITS)
-def test_text_fields_and_spans_are_those_of_a_freshly_parsed_text(edits: list[tuple[str, int, str]]) -> None:
-    context, written = start(), Written.fresh()
+@settings(max_examples=60)
+@given(edits=EDITS, kind=st.sampled_from(KINDS))
+def test_text_fields_and_spans_are_those_of_a_freshly_parsed_text(edits: list[tuple[str, int, str]], kind: str) -> None:
+    context, written = start(kind), Written.fresh()
     for name, number, method in edits:
         context.set(name, VALUES[name][number], method)
         written.set(name, VALUES[name][number], method)
@@ -108,15 +121,15 @@ def test_text_fields_and_spans_are_those_of_a_freshly_parsed_text(edits: list[tu
         assert context.state[name] == VALUES[name][number]
 
 
-@settings(max_examples=15)
-@given(edits=EDITS)
-def test_methods_that_promise_a_prefill_hold_one(edits: list[tuple[str, int, str]]) -> None:
-    context, whole = start(), True
+@settings(max_examples=20)
+@given(edits=EDITS, kind=st.sampled_from(KINDS))
+def test_methods_that_promise_a_prefill_hold_one(edits: list[tuple[str, int, str]], kind: str) -> None:
+    context, whole = start(kind), True
     for name, number, method in edits:
         context.set(name, VALUES[name][number], method)
         whole = (whole and method in EXACT) or method == "full_reprefill"
         if whole:
-            found = context.prompt.decide(worded()).logits.double()
+            found = context.prompt.decide(reading(kind)).logits.double()
             torch.testing.assert_close(found, plain_logits(worded().model, context.token_ids), atol=1e-9, rtol=0)
 
 
@@ -135,3 +148,30 @@ def test_an_erratum_of_one_hoisted_field_never_goes_into_the_line_of_the_other()
     context.set("loan", "low", "full_downstream")
     for against in ("text", "state"):
         assert context.seam(["inspect", "release"], against=against).total_variation == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"words"}))
+@pytest.mark.parametrize("method", ["full_downstream", "erratum", "hoist_to_end"])
+def test_control_tokens_in_a_value_are_text(kind: str, method: str) -> None:
+    context = start(kind)
+    tokenizer, control = context.tokenizer, "<|end|>"
+    if tokenizer.tokenize(control, split_special_tokens=True) == [control] or tokenizer.unk_token_id is not None:
+        # This vocabulary spells the control token in no other way, or knows no "|".
+        with pytest.raises(ConfigError, match=r"as a control token alone|does not know"):
+            context.set("loan", control, method)
+        return
+    context.set("loan", control, method)
+    controls = context.tokenizer.convert_tokens_to_ids(list(CONTROL))
+    assert not {*controls} & {*context.token_ids}
+    assert "|end|" in context.text.replace(" ", "")
+
+
+def test_an_edit_that_would_change_tokens_beside_it_is_refused() -> None:
+    """Without a line break at its end the erratum's last word would be read as one with the task's first."""
+    told = Field("loan", "low", before="loan status: ", after="\n", erratum="loan {value}")
+    context = EditableContext.prefill(reading("words"), [told, ("task", "Task: decide.\n"), ("cue", "Answer:")])
+    before = context.prompt
+    with pytest.raises(UnsupportedError, match="put a line break before the joint"):
+        context.set("loan", "high", "erratum")
+    assert context.prompt is before
+    context.set("loan", "high", "full_downstream")
