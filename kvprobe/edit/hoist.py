@@ -34,11 +34,11 @@ class HoistToEnd(EditMethod):
             UnsupportedError: the edit does not say the field's line, the prompt does not hold it, or it does not stand
                 before the place it is to be moved to.
         """
-        last = stale.span(self.parameters.before)
         if edit.moved is not None and edit.line_ids is not None:
+            stale.span(self.parameters.before)
             whole = edit.moved(self.parameters.before)
             return rerun_from(subject, stale.cache, self._start(stale, edit, whole), whole.token_ids, whole.spans)
-        line = self._line(stale, edit)
+        line, last = self._line(stale, edit), stale.span(self.parameters.before)
         if last.start < line.end:
             raise UnsupportedError(
                 f"The line of {edit.field!r} cannot be hoisted in front of {self.parameters.before!r}, which does not "
