@@ -112,6 +112,7 @@ def fixed(prompt: CachedPrompt | TokenizedContext, tokenizer: Any) -> Context:
             for name, start, stop in pieces
         ),
         opened=True,
+        apart=True,
     )
 
 

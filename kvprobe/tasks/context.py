@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -57,6 +57,7 @@ class Context:
     Args:
         segments: the pieces.
         opened: whether they bring their own first token (BOS), as a chat template's text does.
+        apart: whether each is tokenised apart from its neighbours, as the parts of a composed prompt are.
 
     Raises:
         ConfigError: two segments share a name.
@@ -64,6 +65,7 @@ class Context:
 
     segments: tuple[Segment, ...]
     opened: bool = False
+    apart: bool = False
 
     def __post_init__(self) -> None:
         names = [segment.name for segment in self.segments]
@@ -75,6 +77,12 @@ class Context:
     def of(cls, *named_texts: tuple[str, str]) -> Context:
         """A context from `(name, text)` pairs; empty texts are left out."""
         return cls(tuple(Segment(name, text) for name, text in named_texts if text))
+
+    def runs(self) -> Iterator[tuple[Segment, ...]]:
+        """The segments that are tokenised together; one with tokens of its own stands alone."""
+        keys = ((self.apart or segment.ids is not None) and place + 1 for place, segment in enumerate(self.segments))
+        for _, run in groupby(zip(keys, self.segments, strict=True), key=lambda pair: pair[0]):
+            yield tuple(segment for _, segment in run)
 
     @property
     def text(self) -> str:
@@ -141,13 +149,12 @@ class TokenizedContext(Viewable):
         if self.source is None or self.tokenizer is None:
             return [f"⟨{token}⟩" for token in self.token_ids]
         texts: list[str] = []
-        for fixed, run in groupby(self.source.segments, key=lambda segment: segment.ids is not None):
-            segments = tuple(run)
+        for segments in self.source.runs():
             inside = segments[0] is not self.source.segments[0]
             texts += (
-                decoded_texts([token for segment in segments for token in segment.ids or ()], self.tokenizer)
-                if fixed
-                else _shares(segments, self.tokenizer, inside=inside)
+                _shares(segments, self.tokenizer, inside=inside)
+                if segments[0].ids is None
+                else decoded_texts(segments[0].ids, self.tokenizer)
             )
         return [""] * (len(self.token_ids) - len(texts)) + texts
 
@@ -174,13 +181,12 @@ def tokenize(context: Context, tokenizer: Any, exact: Collection[str] = ()) -> T
     opening = () if context.opened else opening_ids(tokenizer)
     ids = list(opening)
     spans: dict[str, Span] = {}
-    for fixed, run in groupby(context.segments, key=lambda segment: segment.ids is not None):
-        if fixed:
-            for segment in run:
-                spans[segment.name] = Span(len(ids), len(ids) + len(segment.ids or ()))
-                ids += segment.ids or ()
+    for segments in context.runs():
+        given = segments[0].ids
+        if given is not None:
+            spans[segments[0].name] = Span(len(ids), len(ids) + len(given))
+            ids += given
             continue
-        segments = tuple(run)
         encoding, edges = _encoded_run(segments, tokenizer, inside=segments[0] is not context.segments[0])
         if segments[0].control and encoding.ids[: len(opening)] == opening == tuple(ids):
             ids.clear()
