@@ -63,7 +63,7 @@ bench: $(BENCH_READY) ## speed beside other tools and the machine's limit (QUICK
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 test: $(READY) ## the test suite, warnings as errors
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: $(READY) ## the slow tests
 	$(BIN)/python -m pytest -q -m slow

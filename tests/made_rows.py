@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -26,3 +27,11 @@ def made_rows(
     )
     margin = base + table.pop("recovery") * (table["m_donor"] - base)
     return table.assign(measurement="decision", margin=margin, flipped=(margin > 0) != (base > 0), noise_floor=1e-9)
+
+
+def crossed(pairs: int = 10, **columns: Iterable[Any]) -> pd.DataFrame:
+    """A row for each pair and each combination of values; margins of the gate are -2 and 2, and baselines 1, 0 and 0.5."""
+    rows = pd.DataFrame(product(range(pairs), *columns.values()), columns=["pair", *columns])
+    known = {"m_base": -2.0, "m_donor": 2.0, "noise_floor": 1e-6}
+    baselines = {"baseline_first_option": 1.0, "baseline_refuse": 0.0, "baseline_majority": 0.5}
+    return rows.assign(skeleton="s" + rows["pair"].astype(str), **known, **baselines)

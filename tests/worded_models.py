@@ -20,6 +20,7 @@ from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.base import Task
 from kvprobe.tasks.context import TokenizedContext
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
+from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 from kvprobe.tasks.tokenizer import build_tokenizer
 
@@ -69,6 +70,11 @@ def aligned(task: Task) -> list[Pair]:
     return [align(pair, TOKENIZER) for pair in task.prompt_pairs()]
 
 
+def gated(size: int = 1, **parameters: Any) -> list[Pair]:
+    """Pairs of the gated decision."""
+    return aligned(GatedDecision(size=size, **parameters))
+
+
 def labelled(rows: Sequence[dict[str, Any]], pairs: Sequence[Pair]) -> pd.DataFrame:
     """A probe's rows with their skeletons."""
     table = pd.DataFrame(rows)
@@ -81,14 +87,19 @@ def measured(probe: Probe, subject: Subject, pairs: Sequence[Pair]) -> pd.DataFr
 
 
 def effects_of(probe: Probe, rows: pd.DataFrame, **statistics: Any) -> dict[str, Effect]:
-    """The effects that a probe's reading makes of rows, by name."""
-    sample = Sample.of_model(rows, StatisticsConfig(**statistics))
+    """The effects that a probe's reading makes of rows, by name, with the fewest resamples that are allowed."""
+    sample = Sample.of_model(rows, StatisticsConfig(**{"resamples": 999, **statistics}))
     return {effect.name: effect for effect in probe.read_by().read(probe, sample)}
 
 
 def margin_of(pair: Pair, logits: Tensor) -> float:
     """The donor's answer less the base's, in logits `[vocab]`."""
     return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+
+
+def margin_behind(subject: Subject, pair: Pair, ids: Sequence[int]) -> float:
+    """Margin behind any prompt, by Hugging Face alone."""
+    return margin_of(pair, plain_logits(subject.model, ids))
 
 
 def with_line(pair: Pair, name: str, *, donor: bool = False) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from pydantic import ValidationError
-from worded_models import worded
+from worded_models import aligned, gated, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError, KvprobeError
@@ -27,9 +27,13 @@ from kvprobe.report.write import panels
 from kvprobe.runs import load_config
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.preparation import make_cells, make_probe, make_task, prepare
+from kvprobe.runs.readings import EffectsOfRows
 from kvprobe.runs.results import RunResult, find_runs, load_result
 from kvprobe.runs.store import table_of
-from tests.released.reread import RELEASED, differences, filter_faults
+from kvprobe.tasks.field_position import FieldPosition
+from kvprobe.tasks.lookup import Lookup
+from kvprobe.tasks.pairs import Pair
+from tests.released.reread import RELEASED, differences, effects_again, filter_faults
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = {config.name: config for config in map(load_config, sorted(ROOT.glob("experiments/section*/*.yaml")))}
@@ -50,8 +54,12 @@ def released(experiment: str) -> RunResult:
     result = load_result(RUNS[experiment])
     measured = sorted(name for name, model in result.models.items() if model.effects)
     place = int(hashlib.sha256(experiment.encode()).hexdigest(), 16)
-    kept = {name: result.models[name] for name in [measured[place % len(measured)]]} if measured else {}
-    return replace(result, models=kept)
+    if not measured:
+        return replace(result, models={})
+    name = measured[place % len(measured)]
+    kept, left_out = result.models[name].stored_effects, getattr(result.models[name].effects, "left_out", 0)
+    effects = EffectsOfRows(kept, left_out, lambda: tuple(effects_again(result.folder, name)))
+    return replace(result, models={name: replace(result.models[name], effects=effects)})
 
 
 def test_every_probe_has_an_experiment() -> None:
@@ -72,6 +80,52 @@ def test_parameters_are_declared_and_an_unknown_one_is_named(name: str) -> None:
         make_probe(wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        *(("k_sweep", {"sizes": sizes}, "increasing sizes from 0 on") for sizes in ((4, 2), (-1, 2), (1, 1))),
+        ("seam_repair", {"seams": (0, 2)}, "0 and 1"),
+        ("weight_editing", {"weight_edits": {"rome": ()}}, "at least one set"),
+        ("keystone", {"headers": ("none", "none")}, "twice"),
+        ("keystone", {"headers": ("none",), "return_arms": ("erratum",)}, "return_header"),
+        ("keystone", {"return_arms": ("eratum",)}, "'eratum'"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(name: str, parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PROBES.get(name)(**parameters)
+
+
+# Which pairs a probe cannot use, and what it says is needed.
+UNFIT = {
+    **dict.fromkeys(("auto", "multi_field", "repeated_edit"), ("gated", "use task two_fields")),
+    **dict.fromkeys(("unified_agent", "long_trajectory"), ("gated", "agent_turns")),
+    **{name: ("gated", f"use task {name}") for name in ("facts", "tool_calls", "field_position")},
+    **dict.fromkeys(("wording", "frontier", "k_sweep"), ("unsaid", "say their entity: use task gated_decision")),
+    "n_skills": ("gated", "use task skills"),
+    "dissociation": ("gated", "use task polarity"),
+    "cot_gate": ("gated", "set mode: think"),
+    "transplant": ("lookup", "use task field_position"),
+    "offsets": ("rule last", "other than 'start'"),
+}
+
+
+def unfit_pairs(kind: str) -> list[Pair]:
+    if kind == "lookup":
+        return aligned(Lookup(size=1))
+    if kind == "rule last":
+        return aligned(FieldPosition(size=1, field_slots=("start",), notes=(1,), mentions=(0,)))
+    pairs = gated(2)
+    return [replace(p, scenario=replace(p.scenario, attributes={})) for p in pairs] if kind == "unsaid" else pairs
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_pairs_that_a_probe_cannot_use_are_refused_and_what_it_needs_is_named(name: str) -> None:
+    kind, said = UNFIT[name]
+    with pytest.raises(ConfigError, match=said):
+        make_probe(OF_PROBE[name]).measure(worded(), unfit_pairs(kind), lambda done, total: None)
+
+
 @pytest.mark.parametrize("name", sorted(OF_PROBE))
 def test_what_the_paper_measured_stands_in_its_table(name: str) -> None:
     known = set(reference()[["experiment", "condition", "metric"]].itertuples(index=False, name=None))
@@ -90,7 +144,7 @@ def tiny_config(name: str) -> ExperimentConfig:
 
 @pytest.mark.parametrize("name", sorted(set(OF_PROBE) - set(NOT_HERE)))
 def test_measuring(name: str) -> None:
-    """Rows for the gate, no number that is none, progress to the end, and a model that is left as it was."""
+    """Rows for the gate, no number that is none, progress to the end, a model left as it was; the same rows again."""
     config, subject = tiny_config(name), worded()
     probe = make_probe(config)
     prepared = prepare(subject.identity.name, list(make_task(config).prompt_pairs()), config, lambda _: subject)
@@ -109,6 +163,9 @@ def test_measuring(name: str) -> None:
     assert table_of(rows).num_rows == len(rows) > 0
     assert {row["pair"] for row in rows} <= set(range(len(pairs)))
     table = pd.DataFrame(rows)
+    again = pd.DataFrame(probe.measure(subject, pairs, lambda done, total: None))
+    timed = [name for name in table if "seconds" in name]
+    pd.testing.assert_frame_equal(table.drop(columns=timed), again.drop(columns=timed))
     assert table[["m_base", "m_donor"]].notna().all(axis=None)
     if "noise_floor" in table:
         assert table["noise_floor"].between(0, 0.05).all()

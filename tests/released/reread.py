@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kvprobe.report.write import panels
 from kvprobe.runs.explain import figure_metadata
 from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.readings import EffectsOfRows
-from kvprobe.runs.results import ModelResult, RunResult, find_runs, load_result
+from kvprobe.runs.results import ModelResult, RunResult, effects_of_rows, find_runs, load_result
 from kvprobe.stats import Effect, Sample
 
 RELEASED = Path(__file__).parents[2] / "results" / "released"
@@ -33,15 +34,14 @@ _NUMBERS = ("estimate", "low", "high", "noise_floor", "n", "clusters", "excluded
 
 def read_again(result: RunResult) -> dict[str, list[Effect]]:
     """By model, the effects that today's reading makes of a run's rows."""
-    probe = make_probe(result.config)
-    return {
-        model.name: [
-            replace(effect, excluded=effect.excluded + (model.gate.excluded if model.gate else 0))
-            for effect in probe.read_by().read(probe, sample_of(result, model))
-        ]
-        for model in result.models.values()
-        if model.effects
-    }
+    return {model.name: effects_again(result.folder, model.name) for model in result.models.values() if model.effects}
+
+
+@cache
+def effects_again(folder: Path, model: str) -> list[Effect]:
+    """The effects of one model of a stored run, read from its rows once."""
+    result = load_result(folder)
+    return list(effects_of_rows(result.models[model], result.config, folder))
 
 
 def sample_of(result: RunResult, model: ModelResult) -> Sample:
@@ -101,7 +101,7 @@ def filter_faults(result: RunResult, only: int | None = None) -> Iterator[str]:
         # Estimates do not depend on resamples, which take most of the time.
         sample = sample_of(result, model).resampled(999)
         by_filter: dict[str, list[Effect]] = {}
-        for effect in probe.read_by().read(probe, sample):
+        for effect in effects_again(result.folder, model.name):
             if effect.rows is None:
                 yield f"{model.name}/{effect.name}: carries no rows"
             else:

@@ -13,11 +13,9 @@ from worded_models import aligned, effects_of, measured, plain_logits, worded
 from kvprobe.composing.prompts import compile_segment, composition_of
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.readout import read
-from kvprobe.errors import ConfigError
 from kvprobe.probes.composing.facts.probe import FactsProbe
 from kvprobe.probes.kit.fidelity import REMOVED
 from kvprobe.tasks.facts import FACTS, Facts
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
 PROBE = FactsProbe(seam=3)
@@ -99,9 +97,3 @@ def test_a_list_compiled_in_its_place_is_the_prefill(family: str) -> None:
         scheme, composition = PROBE.arms()[0].scheme, composition_of(pair.base, {FACTS: chunk})
         found = scheme.compose(subject, composition).decide(subject).logits
         torch.testing.assert_close(found, prefill(subject, pair.base.token_ids).logits, atol=5e-6, rtol=0)
-
-
-def test_other_tasks_are_refused() -> None:
-    pair = aligned(GatedDecision(size=1))[0]
-    with pytest.raises(ConfigError, match="task facts"):
-        PROBE.measure(worded("qwen3"), [pair], lambda done, total: None)

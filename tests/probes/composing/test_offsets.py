@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from worded_models import TOKENIZER, aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.composing.chunk import header_ids
-from kvprobe.errors import ConfigError
 from kvprobe.probes.composing.offsets.probe import ARMS, Offsets, filler_ids
 from kvprobe.probes.kit.fidelity import REMOVED
 from kvprobe.tasks.field_position import FieldPosition
@@ -25,9 +24,8 @@ PROBE = Offsets(offsets=(0, 1000), fillers=(30,))
 NOISE = 2e-4
 
 
-def pairs_of(size: int, slot: Any = "after_policy") -> list[Pair]:
-    task = FieldPosition(size=size, field_slots=(slot,), notes=(1,), mentions=(0,))
-    return aligned(task)
+def pairs_of(size: int) -> list[Pair]:
+    return aligned(FieldPosition(size=size, field_slots=("after_policy",), notes=(1,), mentions=(0,)))
 
 
 def test_margins_against_plain_hugging_face() -> None:
@@ -115,8 +113,3 @@ def test_summary_finds_what_was_put_in(error: float) -> None:
     assert effects["offset_1000.keys.unrotated_error"].estimate == 1.0
     assert effects["offset_1000.keys.full.rotated_error"].estimate == pytest.approx(1e-4)
     assert effects["chained.excess"].estimate == 0.0
-
-
-def test_a_rule_behind_the_field_is_refused() -> None:
-    with pytest.raises(ConfigError, match="other than 'start'"):
-        measured(PROBE, worded("qwen3"), pairs_of(1, "start"))

@@ -11,7 +11,6 @@ from composed_plainly import plain_composed, plain_entries
 from composing_rows import decided
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from worded_models import aligned, effects_of, measured, plain_logits, worded
 
 from kvprobe.composing.chunk import Header, header_ids
@@ -110,8 +109,3 @@ def test_summary_finds_what_was_put_in(mended: float, sink: float) -> None:
     assert effects["sink.none_over_full.attention"].estimate == pytest.approx(sink)
     assert effects["sink.neutral_over_full.attention"].estimate == pytest.approx(0)
     assert effects[f"sink.{FULL_PREFILL}.attention_on_start"].estimate == pytest.approx(0.02)
-
-
-def test_seams_without_the_two_that_are_compared_are_refused() -> None:
-    with pytest.raises(ValidationError, match="0 and 1"):
-        SeamRepair(seams=(0, 2))

@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worded_models import effects_of, measured, worded
 
-from kvprobe.errors import ConfigError
 from kvprobe.probes.composing.tool_calls.probe import ToolCallsProbe
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED, WRONG
 from kvprobe.runs.config import load_config
 from kvprobe.runs.results import Status
 from kvprobe.runs.runner import run_experiment
-from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair, align
+from kvprobe.tasks.pairs import align
 from kvprobe.tasks.tool_calls import TOOLS, ToolCalls, dummies, right_calls, tools
 
 PROBE = ToolCallsProbe(headers=("none", "real"))
@@ -157,10 +155,3 @@ def test_without_another_library_there_is_no_wrong_chunk() -> None:
     assert not rows["agrees"].any()
     assert set(rows["tokens"]) == {5}
     assert set(rows["m_base"]) == {0.0}
-
-
-def test_other_tasks_are_refused() -> None:
-    subject = worded("qwen3")
-    pair: Pair = align(next(iter(GatedDecision(size=1).prompt_pairs())), subject.tokenizer)
-    with pytest.raises(ConfigError, match="task tool_calls"):
-        PROBE.measure(subject, [pair], lambda done, total: None)

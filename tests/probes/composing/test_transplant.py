@@ -18,12 +18,10 @@ from kvprobe.composing.base import REUSE_SCHEMES, make_scheme
 from kvprobe.composing.chunk import header_ids, precompile
 from kvprobe.composing.prompts import composition_of
 from kvprobe.engine.forward import prefill
-from kvprobe.errors import ConfigError
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.composing.transplant.probe import CONDITIONS, Transplant, condition_of
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, decide_behind
 from kvprobe.tasks.field_position import FieldPosition
-from kvprobe.tasks.lookup import Lookup
 from kvprobe.tasks.pairs import Pair, align
 
 PROBE = Transplant(seam=3, share=0.2)
@@ -191,9 +189,3 @@ def test_kappa_is_left_out_where_the_reference_says_one_thing_only() -> None:
     effects = effects_of(PROBE, rows)
     assert "coupled.epic.agreement" in effects
     assert "coupled.epic.kappa" not in effects
-
-
-def test_prompts_without_a_rule_are_refused() -> None:
-    pairs = aligned(Lookup(size=1))
-    with pytest.raises(ConfigError, match="use task field_position"):
-        measured(PROBE, worded("qwen3"), pairs)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from worded_models import TOKENIZER, aligned, effects_of, measured, worded
+from worded_models import aligned, effects_of, measured, worded
 
-from kvprobe.errors import ConfigError
-from kvprobe.probes.editing.auto.probe import AutoProbe, auto_name, second_edit
-from kvprobe.tasks.gated_decision import GatedDecision
+from kvprobe.probes.editing.auto.probe import AutoProbe, auto_name
 from kvprobe.tasks.two_fields import TwoFields
 
 
@@ -31,9 +29,3 @@ def test_policies_are_compared_on_the_same_edits() -> None:
     )
     assert effects["cheapest_right.error_rate"].estimate <= effects["always_erratum.error_rate"].estimate
     assert effects["auto_0.1.error_rate"].parameters == {"error_cost": 0.1}
-
-
-def test_the_probe_needs_a_second_field() -> None:
-    (pair,) = aligned(GatedDecision(size=1))
-    with pytest.raises(ConfigError, match="two_fields"):
-        second_edit(pair, TOKENIZER)

@@ -11,19 +11,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, plain_logits, plain_patched_logits, worded
+from made_rows import crossed
+from worded_models import (
+    TOKENIZER,
+    effects_of,
+    gated,
+    margin_behind,
+    margin_of,
+    plain_logits,
+    plain_patched_logits,
+    with_line,
+    worded,
+)
 
 from kvprobe.edit.base import CachedPrompt
-from kvprobe.errors import ConfigError
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.editing.cot_gate.cut_chains import answered_after, value_said, write_chains
 from kvprobe.probes.editing.cot_gate.probe import ARMS, CotGate
-from kvprobe.probes.editing.cot_gate.reading import READING
-from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
-from kvprobe.tasks.extra_lines import Subjects, line_tokens
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
@@ -33,8 +39,8 @@ CUE = encode_segment("Answer:", TOKENIZER)
 LINE_BREAK = encode_segment("\n", TOKENIZER)
 
 
-def pairs_of(size: int, mode: str = "think", **parameters: Any) -> list[Pair]:
-    return aligned(GatedDecision(size=size, mode=mode, notes_before=(0, 0), notes_after=(0, 1), **parameters))
+def pairs_of(size: int) -> list[Pair]:
+    return gated(size, mode="think", notes_before=(0, 0), notes_after=(0, 1))
 
 
 @cache
@@ -46,17 +52,6 @@ def measured(family: str, remark: str = "none", size: int = 1) -> pd.DataFrame:
 def margins(rows: pd.DataFrame, mode: str, pair: int = 0) -> pd.Series:
     part = rows[(rows["pair"] == pair) & (rows["mode"] == mode)]
     return part.set_index(["arm", "cut"] if mode == "forced" else "arm")["margin"]
-
-
-def margin(logits: torch.Tensor, pair: Pair) -> float:
-    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-
-
-def with_erratum(pair: Pair) -> list[int]:
-    attributes = pair.scenario.attributes
-    said = Subjects(pair.scenario.wording, *(attributes[key] for key in ("entity", "field", "old", "new")))
-    at, ids = pair.base.spans["task"].start, pair.base.token_ids
-    return [*ids[:at], *line_tokens("override", said, TOKENIZER), *ids[at:]]
 
 
 def plain_chain(model: Any, prompt: list[int], length: int = LIMIT) -> list[int]:
@@ -74,16 +69,15 @@ def answered(prompt: list[int], thought: list[int]) -> list[int]:
 @pytest.mark.parametrize("arm", ["stale", "oracle", "erratum"])
 def test_direct_whole_and_cut_chains_against_plain_hugging_face(arm: str) -> None:
     """Arms that are prompts one could write: decided at once, behind a greedy chain, and behind parts of it."""
-    (pair,), rows, model = pairs_of(1), measured("llama"), worded("llama").model
-    prompt = {"stale": list(pair.base.token_ids), "oracle": list(pair.donor.token_ids), "erratum": with_erratum(pair)}
-    ids = prompt[arm]
-    at_once = [*ids[: -len(CUE)], *CUE]
-    assert margins(rows, "direct")[arm] == pytest.approx(margin(plain_logits(model, at_once), pair), abs=1e-8)
-    chain = plain_chain(model, ids)
-    ought = margin(plain_logits(model, answered(ids, chain)), pair)
-    assert margins(rows, "think")[arm] == pytest.approx(ought, abs=1e-8)
+    (pair,), rows, subject = pairs_of(1), measured("llama"), worded("llama")
+    amended = with_line(pair, "override")
+    ids = {"stale": list(pair.base.token_ids), "oracle": list(pair.donor.token_ids), "erratum": amended}[arm]
+    at_once = margin_behind(subject, pair, [*ids[: -len(CUE)], *CUE])
+    assert margins(rows, "direct")[arm] == pytest.approx(at_once, abs=1e-8)
+    chain = plain_chain(subject.model, ids)
+    assert margins(rows, "think")[arm] == pytest.approx(margin_behind(subject, pair, answered(ids, chain)), abs=1e-8)
     for cut in CUTS:
-        ought = margin(plain_logits(model, answered(ids, chain[:cut])), pair)
+        ought = margin_behind(subject, pair, answered(ids, chain[:cut]))
         assert margins(rows, "forced")[arm, cut] == pytest.approx(ought, abs=1e-8)
     assert margins(rows, "forced")[arm, CUTS[1]] != margins(rows, "forced")[arm, CUTS[0]]
 
@@ -94,10 +88,10 @@ def test_the_field_alone_and_with_an_erratum_against_plain_hugging_face() -> Non
     field = list(pair.field.positions)
     old, new = ([*ids[: -len(CUE)], *CUE] for ids in (pair.base.token_ids, pair.donor.token_ids))
     in_place = plain_patched_logits(model, old[:-1], new[:-1], field, old[-1:])
-    assert margins(rows, "direct")["field_only"] == pytest.approx(margin(in_place, pair), abs=1e-8)
-    at, line = pair.base.spans["task"].start, [*with_erratum(pair)[: -len(CUE)], *CUE]
+    assert margins(rows, "direct")["field_only"] == pytest.approx(margin_of(pair, in_place), abs=1e-8)
+    at, line = pair.base.spans["task"].start, [*with_line(pair, "override")[: -len(CUE)], *CUE]
     both = plain_patched_logits(model, old[:at], new[:at], field, line[at:])
-    assert margins(rows, "direct")["field_and_erratum"] == pytest.approx(margin(both, pair), abs=1e-8)
+    assert margins(rows, "direct")["field_and_erratum"] == pytest.approx(margin_of(pair, both), abs=1e-8)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
@@ -179,8 +173,8 @@ def test_poison_is_a_line_behind_the_rule_and_the_gate_does_not_see_it() -> None
     line = encode_segment(WORDINGS.get(pair.scenario.wording)().status(action), TOKENIZER)
     at = pair.base.spans["policy"].end
     for arm, ids in (("stale", pair.base.token_ids), ("oracle", pair.donor.token_ids)):
-        plain = plain_logits(worded("llama").model, [*ids[:at], *line, *ids[at : -len(CUE)], *CUE])
-        assert margins(poisoned, "direct")[arm] == pytest.approx(margin(plain, pair), abs=1e-8)
+        plain = margin_behind(worded("llama"), pair, [*ids[:at], *line, *ids[at : -len(CUE)], *CUE])
+        assert margins(poisoned, "direct")[arm] == pytest.approx(plain, abs=1e-8)
         assert margins(poisoned, "direct")[arm] != margins(clean, "direct")[arm]
     assert poisoned["m_base"].iloc[0] == pytest.approx(clean["m_base"].iloc[0])
     assert poisoned["m_donor"].iloc[0] == pytest.approx(clean["m_donor"].iloc[0])
@@ -188,21 +182,13 @@ def test_poison_is_a_line_behind_the_rule_and_the_gate_does_not_see_it() -> None
 
 def made_rows(new: dict[tuple[str, str], int], censored: int = 0, pairs: int = 10) -> pd.DataFrame:
     """Rows in which the first so many pairs decide for the new value, and the last so many chains do not end."""
-    rows = []
-    for pair in range(pairs):
-        for arm in ARMS:
-            for mode, cut in (("direct", None), ("think", None), ("forced", 0), ("forced", 4)):
-                turned = pair < new.get((mode if cut is None else f"{mode}_{cut}", arm), 0)
-                row = {"pair": pair, "skeleton": f"s{pair}", "arm": arm, "mode": mode, "cut": cut, "remark": "none"}
-                chain = {"censored": pair >= pairs - censored, "length": 9, "value_said": "new" if turned else "old"}
-                baselines = {f"baseline_{name}": 1.0 for name in ("first_option", "refuse", "majority")}
-                known = chain if mode != "direct" else {}
-                rows.append({**row, "margin": 2.0 if turned else -2.0, "noise_floor": 1e-6, **known, **baselines})
-    return pd.DataFrame(rows)
-
-
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in READING.read(CotGate(), Sample.of_model(rows, StatisticsConfig()))}
+    rows = crossed(pairs, arm=ARMS, stage=["direct", "think", "forced_0", "forced_4"])
+    turned = [row.pair < new.get((row.stage, row.arm), 0) for row in rows.itertuples()]
+    rows = rows.assign(margin=[2.0 if one else -2.0 for one in turned], remark="none", length=9)
+    rows[["mode", "cut"]] = rows.pop("stage").str.extract(r"([a-z]+)_?(\d)?").astype({1: float})
+    chain = rows["mode"] != "direct"
+    said = rows["margin"].gt(0).map({True: "new", False: "old"})
+    return rows.assign(censored=(rows["pair"] >= pairs - censored).where(chain), value_said=said.where(chain))
 
 
 @settings(max_examples=3)
@@ -211,7 +197,8 @@ def test_summary_finds_what_was_put_in_and_censoring_favours_neither(
     direct: int, think: int, bare: int, censored: int
 ) -> None:
     arm = "field_only"
-    effects = effects_of(made_rows({("direct", arm): direct, ("think", arm): think, ("forced_0", arm): bare}, censored))
+    new = {("direct", arm): direct, ("think", arm): think, ("forced_0", arm): bare}
+    effects = effects_of(CotGate(), made_rows(new, censored))
     ended = 10 - censored
     rates = {metric: effects[f"think.{arm}.{metric}"].estimate for metric in ("new_rate", "old_rate", "censored")}
     assert rates["new_rate"] == pytest.approx(min(think, ended) / 10)
@@ -221,17 +208,12 @@ def test_summary_finds_what_was_put_in_and_censoring_favours_neither(
     assert effects[f"gate.{arm}.difference"].estimate == pytest.approx((min(think, ended) - direct) / 10)
     assert effects[f"chain.{arm}.difference"].estimate == pytest.approx((think - bare) / 10)
     assert effects["chains.censored"].estimate == pytest.approx(censored / 10)
-    assert effects["baseline.refuse.correct_rate"].estimate == 1.0
-
-
-def test_prompts_that_ask_for_no_chain_are_refused() -> None:
-    with pytest.raises(ConfigError, match="set mode: think"):
-        CotGate().measure(worded("qwen3"), pairs_of(1, mode="direct"), lambda done, total: None)
+    assert effects["baseline.refuse.correct_rate"].estimate == 0.0
 
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="no organisms ship with this checkout")
 def test_an_organism_ends_its_chains_and_names_the_value_it_reads() -> None:
-    pairs = aligned(GatedDecision(size=2, mode="think"))
+    pairs = gated(2, mode="think")
     probe = CotGate(cut_after=())
     rows = pd.DataFrame(probe.measure(load_subject("qwen3-note-taker"), pairs, lambda done, total: None))
     chains = rows[rows["mode"] == "think"]

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, effects_of, margin_of, measured, plain_logits, plain_patched_logits, worded
+from made_rows import crossed
+from worded_models import effects_of, gated, margin_of, measured, plain_logits, plain_patched_logits, worded
 
 from kvprobe.edit.base import make_method
-from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError
+from kvprobe.errors import UnknownNameError, UnsupportedError
 from kvprobe.figures.cost_gain import pareto_front
 from kvprobe.probes.editing.frontier.probe import REFERENCE, Frontier
 from kvprobe.probes.kit.edit_arms import (
@@ -28,10 +29,9 @@ from kvprobe.probes.kit.edit_arms import (
     selection_order,
 )
 from kvprobe.probes.kit.edit_cases import edit_case
-from kvprobe.tasks.gated_decision import GatedDecision
 
 PROBE = Frontier(sizes=(3,), share=0.2, criterion="suffix")
-PAIR, OTHER = aligned(GatedDecision(size=2))
+PAIR, OTHER = gated(2)
 
 
 def edits(rows: pd.DataFrame, pair: int = 0) -> pd.DataFrame:
@@ -116,7 +116,7 @@ def test_an_edit_to_the_same_value_does_not_move_the_decision(family: str) -> No
 
 @given(size=st.integers(0, 12), criterion=st.sampled_from(["suffix", "random", "first_layer_deviation"]))
 def test_patches_of_the_stale_cache_decide_as_the_methods_do(size: int, criterion: str) -> None:
-    subject, (pair,) = worded("qwen3"), aligned(GatedDecision(size=1, seed=3))
+    subject, (pair,) = worded("qwen3"), gated(1, seed=3)
     case = edit_case(subject, pair)
     order = selection_order(subject, case, criterion)
     oracle = oracle_cache(subject, case)
@@ -142,17 +142,13 @@ def test_on_the_front_is_what_nothing_else_beats(points: list[tuple[int, int]]) 
 
 def made_rows(shares: dict[str, float], pairs: int = 20) -> pd.DataFrame:
     """Rows in which the first so many pairs are decided rightly, each at the cost of a tenth of a prefill."""
-    rows = []
-    for pair in range(pairs):
-        shared = {"pair": pair, "skeleton": f"s{pair}", "m_base": -2.0, "m_donor": 2.0, "noise_floor": 1e-6}
-        for arm in PROBE.arms():
-            right = arm.name == REFERENCE or pair < shares.get(arm.name, 0) * pairs
-            cost = 100.0 if arm.name == REFERENCE else 30.0 if arm.name == "hoist_to_end" else 10.0
-            costs = dict.fromkeys(("tokens", "flops", "seconds", "bytes_written"), cost)
-            reading = {"margin": 2.0 if right else -2.0, "correct": right, "argmax": int(right)}
-            rows.append({**shared, "edit": "new", "arm": arm.name, **reading, **costs, "baseline_refuse": 0.5})
-        rows.append({**shared, "edit": "same", "arm": "field_only", "margin": -2.0 + 1e-5 * pair})
-    return pd.DataFrame(rows).assign(baseline_first_option=1.0, baseline_majority=0.0)
+    rows = crossed(pairs, arm=[arm.name for arm in PROBE.arms()])
+    right = rows["arm"].eq(REFERENCE) | (rows["pair"] < rows["arm"].map(shares).fillna(0) * pairs)
+    cost = rows["arm"].map({REFERENCE: 100.0, "hoist_to_end": 30.0}).fillna(10.0)
+    costs = dict.fromkeys(("tokens", "flops", "seconds", "bytes_written"), cost)
+    edited = rows.assign(edit="new", margin=4.0 * right - 2.0, correct=right, argmax=right.astype(int), **costs)
+    same = crossed(pairs, arm=["field_only"]).assign(edit="same", margin=lambda rows: 1e-5 * rows["pair"] - 2.0)
+    return pd.concat([edited, same], ignore_index=True)
 
 
 @given(erratum=st.integers(0, 10), both=st.integers(0, 10))
@@ -171,9 +167,6 @@ def test_summary_finds_what_was_put_in(erratum: int, both: int) -> None:
     assert effects["baseline.first_option.correct_rate"].estimate == 1.0
 
 
-def test_unknown_methods_and_pairs_that_do_not_say_their_field_are_refused() -> None:
+def test_unknown_methods_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="erratum"):
         make_arm("typo", "eratum")
-    unsaid = replace(PAIR, scenario=replace(PAIR.scenario, attributes={}))
-    with pytest.raises(ConfigError, match="say their entity: use task gated_decision"):
-        measured(PROBE, worded("qwen3"), [unsaid])

@@ -9,18 +9,17 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
-from worded_models import aligned, effects_of, margin_of, measured, plain_logits, worded
+from made_rows import crossed
+from worded_models import effects_of, gated, margin_behind, measured, worded
 
 from kvprobe.probes.editing.k_sweep.probe import COPY, REFERENCES, KSweep
 from kvprobe.probes.editing.k_sweep.smallest_size import monotone, smallest_within
 from kvprobe.probes.kit.edit_arms import make_arm, run_arm
-from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.stats import Effect, Label
-from kvprobe.tasks.gated_decision import GatedDecision
 
 SIZES = (0, 1, 4, 16)
-(PAIR,) = aligned(GatedDecision(size=1))
+(PAIR,) = gated()
 
 
 def swept(family: str = "qwen3", **parameters: Any) -> pd.DataFrame:
@@ -45,8 +44,8 @@ def test_the_sweep_runs_the_edit_methods_and_ends_at_the_oracle() -> None:
     three = run_arm(subject, case, make_arm("three", "selective", k=3, criterion="suffix"))
     assert found["margin"]["suffix_0"] == pytest.approx(alone["margin"], abs=1e-9)
     assert found["margin"]["suffix_3"] == pytest.approx(three["margin"], abs=1e-9)
-    oracle = plain_logits(subject.model, pair.donor.token_ids)
-    assert found["margin"]["suffix_999"] == pytest.approx(margin_of(pair, oracle), abs=1e-9)
+    oracle = margin_behind(subject, pair, pair.donor.token_ids)
+    assert found["margin"]["suffix_999"] == pytest.approx(oracle, abs=1e-9)
     assert found["recomputed"]["suffix_999"] == len(pair.base.token_ids) - 1 - pair.field.end
     assert {*REFERENCES, "suffix_0", "suffix_3", "suffix_999"} == set(found.index)
 
@@ -60,32 +59,13 @@ def test_the_upper_bound_copies_what_attention_chooses() -> None:
     assert found["margin"][f"{COPY}_0"] == pytest.approx(found["margin"]["decision_attention_0"], abs=1e-9)
 
 
-def test_random_orders_are_shared_by_runs() -> None:
-    once, again = (swept("llama", criteria=("random",))["margin"] for _ in range(2))
-    pd.testing.assert_series_equal(once, again)
-
-
 def made_rows(right: dict[str, float], pairs: int = 24, after: int = 40) -> pd.DataFrame:
     """Rows in which each arm decides the first so many pairs rightly."""
-    rows = []
-    for pair in range(pairs):
-        shared = {"pair": pair, "skeleton": f"s{pair}", "m_base": -2.0, "m_donor": 2.0, "noise_floor": 1e-6}
-        for name in [*REFERENCES, *(f"suffix_{size}" for size in SIZES)]:
-            correct = pair < right.get(name, 0.0) * pairs
-            swept = name not in REFERENCES
-            rows.append(
-                {
-                    **shared,
-                    "arm": name,
-                    "criterion": "suffix" if swept else name,
-                    "size": int(name.split("_")[1]) if swept else None,
-                    "after_field": after if swept else None,
-                    "margin": 2.0 if correct else -2.0,
-                    "correct": correct,
-                }
-            )
-    constant = {f"baseline_{name}": 0.5 for name in BASELINES}
-    return pd.DataFrame(rows).assign(**constant)
+    rows = crossed(pairs, arm=[*REFERENCES, *(f"suffix_{size}" for size in SIZES)])
+    correct, size = rows["pair"] < rows["arm"].map(right).fillna(0) * pairs, rows["arm"].str.extract(r"_(\d+)$")[0]
+    criterion = rows["arm"].where(size.isna(), "suffix")
+    swept = {"criterion": criterion, "size": size.astype(float), "after_field": size.notna().map({True: after})}
+    return rows.assign(margin=4.0 * correct - 2.0, correct=correct, **swept)
 
 
 def read(rows: pd.DataFrame) -> dict[str, Effect]:
@@ -128,9 +108,3 @@ def test_the_interval_of_k_star_holds_it(points: list[tuple[float, float]]) -> N
     enough = [k for k, (value, half) in enumerate(points) if value - half >= -0.1]
     assert star.high == (enough[0] if enough else 50.0)
     assert star.low <= star.estimate <= star.high
-
-
-@pytest.mark.parametrize("sizes", [(4, 2), (-1, 2), (1, 1)])
-def test_sizes_must_increase(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValidationError, match="increasing sizes from 0 on"):
-        KSweep(sizes=sizes)

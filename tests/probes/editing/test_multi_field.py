@@ -9,15 +9,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, plain_logits, worded
+from made_rows import crossed
+from worded_models import TOKENIZER, aligned, effects_of, plain_logits, worded
 
-from kvprobe.errors import ConfigError
 from kvprobe.probes.editing.multi_field.probe import ARMS, FLIPS, MultiField
-from kvprobe.probes.editing.multi_field.reading import READING
 from kvprobe.probes.kit.field_states import BOTH, two_field_case
-from kvprobe.stats import Sample, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.two_fields import TwoFields
 from kvprobe.tasks.wordings import WORDINGS
@@ -104,39 +101,18 @@ def test_the_second_question_is_asked_by_its_own_task() -> None:
 
 def made_rows(right: dict[str, int]) -> pd.DataFrame:
     """Ten pairs with one question; an arm is right on the first so many of the decisions that must turn."""
-    rows = []
-    for pair in range(10):
-        for arm in ARMS:
-            for flip in FLIPS:
-                changed = flip in ("first", "both")
-                correct = pair < right.get(arm, 0) if changed else True
-                rows.append(
-                    {
-                        "pair": pair,
-                        "skeleton": f"s{pair}",
-                        "arm": arm,
-                        "flip": flip,
-                        "question": "field",
-                        "changed": changed,
-                        "correct": correct,
-                        "agrees": correct,
-                        "prefill_correct": pair > 0,
-                        "margin_error": 0.25,
-                        "token_share": None if flip == "none" else 0.5,
-                        "noise_floor": 1e-6,
-                        "baseline_first_option": 1.0,
-                        "baseline_refuse": 0.0,
-                        "baseline_majority": 0.5,
-                    }
-                )
-    return pd.DataFrame(rows)
+    rows = crossed(arm=ARMS, flip=FLIPS)
+    changed = rows["flip"].isin(["first", "both"])
+    correct = ~changed | (rows["pair"] < rows["arm"].map(right).fillna(0))
+    share = rows["flip"].ne("none").map({True: 0.5})
+    told = {"changed": changed, "correct": correct, "agrees": correct, "prefill_correct": rows["pair"] > 0}
+    return rows.assign(question="field", margin_error=0.25, token_share=share, **told)
 
 
 @settings(max_examples=2)
 @given(erratum=st.integers(0, 10), field=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(erratum: int, field: int) -> None:
-    sample = Sample.of_model(made_rows({"erratum": erratum, "field_only": field}), StatisticsConfig())
-    effects = {effect.name: effect for effect in READING.read(MultiField(), sample)}
+    effects = effects_of(MultiField(), made_rows({"erratum": erratum, "field_only": field}))
     assert effects["erratum.changed.correct_rate"].estimate == pytest.approx(erratum / 10)
     assert effects["erratum.changed.error_rate"].estimate == pytest.approx(1 - erratum / 10)
     assert effects["erratum.second.correct_rate"].estimate == 1.0
@@ -147,8 +123,3 @@ def test_summary_finds_what_was_put_in(erratum: int, field: int) -> None:
     assert effects["baseline.majority.correct_rate"].estimate == 0.5
     assert effects["full_downstream.margin_error"].estimate == 0.25
     assert effects["erratum.token_share"].estimate == 0.5
-
-
-def test_pairs_of_one_field_are_refused() -> None:
-    with pytest.raises(ConfigError, match="use task two_fields"):
-        MultiField().measure(worded("qwen3"), aligned(GatedDecision(size=1)), lambda done, total: None)

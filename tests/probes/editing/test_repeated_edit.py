@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, plain_logits, worded
+from made_rows import crossed
+from worded_models import TOKENIZER, aligned, effects_of, plain_logits, worded
 
 from kvprobe.edit.meter import Meter
 from kvprobe.probes.editing.repeated_edit.probe import ARMS, KINDS, RepeatedEdit, StackedErrata, chain_of
-from kvprobe.probes.editing.repeated_edit.reading import READING
 from kvprobe.probes.kit.field_states import BOTH, FIELDS, TwoFieldCase, two_field_case
-from kvprobe.stats import Sample, StatisticsConfig
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.two_fields import TwoFields
 from kvprobe.tasks.wordings import WORDINGS
@@ -87,39 +86,19 @@ def test_a_stack_holds_every_erratum_in_order(family: str) -> None:
 
 def made_rows(right: dict[tuple[str, str], int]) -> pd.DataFrame:
     """Ten pairs and four edits; an arm is right on the first so many pairs at each kind of decision."""
-    rows = []
-    kinds = ["untouched", "first", "return", "return"]
-    for pair in range(10):
-        for arm in ARMS:
-            for edit, kind in enumerate(kinds, start=1):
-                correct = pair < right.get((arm, kind), 10)
-                rows.append(
-                    {
-                        "pair": pair,
-                        "skeleton": f"s{pair}",
-                        "arm": arm,
-                        "edit": edit,
-                        "kind": kind,
-                        "correct": correct,
-                        "agrees": correct,
-                        "prefill_correct": True,
-                        "margin_error": float(edit),
-                        "token_share": None if arm == "stale" else 0.2,
-                        "noise_floor": 0.0,
-                        "baseline_first_option": 1.0,
-                        "baseline_refuse": 0.0,
-                        "baseline_majority": 0.5,
-                    }
-                )
-    return pd.DataFrame(rows)
+    rows = crossed(arm=ARMS, edit=[1, 2, 3, 4])
+    rows = rows.assign(kind=rows["edit"].map({1: "untouched", 2: "first", 3: "return", 4: "return"}))
+    correct = [row.pair < right.get((row.arm, row.kind), 10) for row in rows.itertuples()]
+    share = rows["arm"].ne("stale").map({True: 0.2})
+    told = {"correct": correct, "agrees": correct, "prefill_correct": True, "margin_error": rows["edit"].astype(float)}
+    return rows.assign(token_share=share, **told)
 
 
 @settings(max_examples=2)
 @given(stacked=st.integers(0, 10), first=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(stacked: int, first: int) -> None:
     rows = made_rows({("stacked_errata", "return"): stacked, ("erratum", "first"): first})
-    read = READING.read(RepeatedEdit(edits=4, window=2), Sample.of_model(rows, StatisticsConfig()))
-    effects = {effect.name: effect for effect in read}
+    effects = effects_of(RepeatedEdit(edits=4, window=2), rows)
     assert effects["stacked_errata.return.correct_rate"].estimate == pytest.approx(stacked / 10)
     assert effects["stacked_errata.edits_4.error_rate"].estimate == pytest.approx(1 - stacked / 10)
     assert effects["stacked_errata.edits_2.error_rate"].estimate == 0.0

@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, labelled, plain_logits, worded
+from made_rows import crossed
+from worded_models import TOKENIZER, effects_of, gated, margin_behind, worded
+from worded_models import measured as measured_by
 
 from kvprobe.baselines.base import Background
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit
@@ -31,8 +33,6 @@ from kvprobe.probes.editing.weight_editing.concurrent_requests import (
 )
 from kvprobe.probes.editing.weight_editing.probe import WeightEditing
 from kvprobe.probes.editing.weight_editing.reading import READING
-from kvprobe.stats import Effect, Sample, StatisticsConfig
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
 SMALL: dict[str, Any] = {
@@ -56,30 +56,20 @@ ARMS = {
 }
 
 
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return aligned(GatedDecision(size=size, **parameters))
-
-
 def measured(subject: Subject, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    probe = WeightEditing(**{**SMALL, **parameters})
-    return labelled(probe.measure(subject, pairs, lambda done, total: None), pairs)
+    return measured_by(WeightEditing(**{**SMALL, **parameters}), subject, pairs)
 
 
 @cache
 def of_random_model() -> tuple[Subject, list[Pair], pd.DataFrame]:
-    subject, pairs = worded("gemma2"), pairs_of(3)
+    subject, pairs = worded("gemma2"), gated(3)
     # Neighbours of a random model's edit may all flip, so nothing depends on the validation here.
     return subject, pairs, measured(subject, pairs)
 
 
-def margin(subject: Subject, ids: Any, pair: Pair) -> float:
-    logits = plain_logits(subject.model, ids)
-    return float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
-
-
 @given(seed=st.integers(0, 99))
 def test_concurrent_requests_share_what_they_say_they_share(seed: int) -> None:
-    (pair,) = pairs_of(1, seed=seed)
+    (pair,) = gated(1, seed=seed)
     requests = concurrent_requests(pair, TOKENIZER, each=3)
     assert [each.kind for each in requests] == [SHARED_PREFIX] * 3 + [OWN_PREFIX] * 3 + [OTHER_WORDING] * 2
     new = TOKENIZER.convert_tokens_to_ids(pair.scenario.attributes["new"])
@@ -100,7 +90,7 @@ def test_concurrent_requests_share_what_they_say_they_share(seed: int) -> None:
 
 
 def test_a_prompt_with_no_other_segments_is_itself() -> None:
-    for pair in pairs_of(4):
+    for pair in gated(4):
         assert with_segments(pair.base, {}) == pair.base.token_ids
         field = {"field": list(pair.donor.token_ids[pair.field.start : pair.field.end])}
         assert with_segments(pair.base, field) == pair.donor.token_ids
@@ -125,14 +115,14 @@ def test_margins_against_plain_hugging_face() -> None:
     subject, pairs, rows = of_random_model()
     for index, pair in enumerate(pairs):
         mine = rows[rows["pair"] == index].set_index(["arm", "prompt"])
-        base, donor = margin(subject, pair.base.token_ids, pair), margin(subject, pair.donor.token_ids, pair)
+        base, donor = (margin_behind(subject, pair, prompt.token_ids) for prompt in (pair.base, pair.donor))
         assert mine.loc[("full_downstream", "target"), "margin"].item() == pytest.approx(donor, abs=2e-5)
         for arm in ARMS:
             assert mine.loc[(arm, "target"), "margin_before"].item() == pytest.approx(base, abs=2e-5)
         requests = concurrent_requests(pair, TOKENIZER, each=1)
         for arm in ("erratum", "lora_per_request"):
             for request in requests[:2]:
-                ought = margin(subject, request.token_ids, pair)
+                ought = margin_behind(subject, pair, request.token_ids)
                 found = mine.loc[(arm, request.kind)]
                 assert found["margin_before"].item() == pytest.approx(ought, abs=2e-5)
                 assert found["margin"].item() == pytest.approx(ought, abs=2e-5)
@@ -140,7 +130,7 @@ def test_margins_against_plain_hugging_face() -> None:
         ids = list(requests[0].token_ids)
         ids[pair.field.start : pair.field.end] = pair.donor.token_ids[pair.field.start : pair.field.end]
         on_edited = mine.loc[("full_downstream", "edited_prefix"), "margin"].item()
-        assert on_edited == pytest.approx(margin(subject, ids, pair), abs=2e-5)
+        assert on_edited == pytest.approx(margin_behind(subject, pair, ids), abs=2e-5)
         assert mine.loc[("lora", SHARED_PREFIX), "margin"].item() != pytest.approx(base, abs=1e-3)
 
 
@@ -159,7 +149,7 @@ class _InPlace(EditMethod):
 
 
 def test_an_edit_that_writes_into_shared_entries_is_seen_to_change_concurrent_requests() -> None:
-    subject, pairs = worded("llama"), pairs_of(2)
+    subject, pairs = worded("llama"), gated(2)
     probe = WeightEditing(**SMALL)
     background = Background((pairs[1].base.token_ids,))
     served = probe._served(subject, 0, pairs, background)
@@ -170,13 +160,13 @@ def test_an_edit_that_writes_into_shared_entries_is_seen_to_change_concurrent_re
 
 
 def test_a_method_that_fails_its_validation_is_not_used() -> None:
-    subject, pairs = worded("qwen3"), pairs_of(2)
+    subject, pairs = worded("qwen3"), gated(2)
     none = {"rome": ({"search": {"steps": 1, "learning_rate": 1e-9}},)}
     rows = measured(subject, pairs, weight_edits=none, validation_least=1.0, cache_edits=("field_only",))
     rome = rows[rows["arm"] == "rome"]
     assert len(rome) == len(pairs)
     assert rome["margin"].isna().all()
-    effects = effects_of(rows)
+    effects = effects_of(WeightEditing(), rows)
     assert effects["rome.usable"].estimate == 0.0
     assert effects["rome.validation.switched"].estimate == 0.0
     assert effects["rome.validation.kept"].n >= 2
@@ -184,43 +174,27 @@ def test_a_method_that_fails_its_validation_is_not_used() -> None:
     assert "weights.bit_equal" not in effects
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in READING.read(WeightEditing(), Sample.of_model(rows, StatisticsConfig()))}
-
-
 def made_rows(flipped: int, changed: int, wrong_before: int, pairs: int = 10) -> pd.DataFrame:
     """One arm in which the first so many concurrent requests flip and bystanders change."""
-    rows = []
-    for pair in range(pairs):
-        common = {
-            "pair": pair,
-            "skeleton": f"s{pair}",
-            "arm": "rome",
-            "usable": True,
-            "noise_floor": 1e-6,
-            "margin": 1.0,
-            "validation_switched": 0.75,
-            "validation_kept": 1.0,
-            "validation_edits": 4,
-            "validation_neighbours": 8,
-            "seconds": None,
-            "reprefill_seconds": 0.5,
-            "weights_equal": pair > 0,
-            "baseline_first_option": 1.0,
-            "baseline_refuse": 0.0,
-            "baseline_majority": 0.5,
-        }
-        target = {"prompt": "target", "new": True, "new_before": False, "changed": True, "seconds": 2.0}
-        beside = {"prompt": "own_prefix", "new": pair < flipped, "new_before": pair >= pairs - wrong_before}
-        rows.append({**common, **target})
-        rows.append({**common, **beside, "changed": pair < flipped})
-        rows.append({**common, "prompt": "collateral", "new": False, "new_before": False, "changed": pair < changed})
-    return pd.DataFrame(rows)
+    rows = crossed(pairs, arm=["rome"], prompt=["target", "own_prefix", "collateral"])
+    pair, target, beside = rows["pair"], rows["prompt"] == "target", rows["prompt"] == "own_prefix"
+    validation = {"switched": 0.75, "kept": 1.0, "edits": 4, "neighbours": 8}
+    return rows.assign(
+        new=target | (beside & (pair < flipped)),
+        new_before=beside & (pair >= pairs - wrong_before),
+        changed=target | (beside & (pair < flipped)) | (rows["prompt"].eq("collateral") & (pair < changed)),
+        seconds=target.map({True: 2.0}),
+        weights_equal=pair > 0,
+        usable=True,
+        margin=1.0,
+        reprefill_seconds=0.5,
+        **{f"validation_{name}": value for name, value in validation.items()},
+    )
 
 
 @given(flipped=st.integers(0, 5), changed=st.integers(0, 10), wrong_before=st.integers(0, 4))
 def test_summary_finds_what_was_put_in(flipped: int, changed: int, wrong_before: int) -> None:
-    effects = effects_of(made_rows(flipped, changed, wrong_before))
+    effects = effects_of(WeightEditing(), made_rows(flipped, changed, wrong_before))
     assert effects["rome.efficacy"].estimate == 1.0
     assert effects["rome.contamination"].estimate == pytest.approx(flipped / (10 - wrong_before))
     assert effects["rome.contamination"].excluded == wrong_before
@@ -232,7 +206,7 @@ def test_summary_finds_what_was_put_in(flipped: int, changed: int, wrong_before:
 
 
 def test_the_figure_says_which_arms_are_not_usable() -> None:
-    usable = effects_of(made_rows(3, 2, 0))
+    usable = effects_of(WeightEditing(), made_rows(3, 2, 0))
     unusable = {name: effect for name, effect in usable.items() if ".validation." in name or name == "rome.usable"}
     figure = READING.draw([Panel("one", usable), Panel("two", unusable)])
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
@@ -240,14 +214,12 @@ def test_the_figure_says_which_arms_are_not_usable() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    (pair,) = pairs_of(1)
+    (pair,) = gated(1)
     unsaid = replace(pair, scenario=replace(pair.scenario, attributes={"entity": "order", "field": "status"}))
     with pytest.raises(ConfigError, match="say their old: use task gated_decision"):
         concurrent_requests(unsaid, TOKENIZER, each=1)
     with pytest.raises(SampleError, match="share the skeleton"):
-        measured(worded("llama"), pairs_of(10, split="all", seed=3))
-    with pytest.raises(ValueError, match="at least one set"):
-        WeightEditing(weight_edits={"rome": ()})
+        measured(worded("llama"), gated(10, split="all", seed=3))
 
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="the organism does not ship with this checkout")
@@ -255,7 +227,7 @@ def test_an_adapter_switches_an_organism_and_flips_concurrent_requests_too() -> 
     torch.manual_seed(0)
     rows = measured(
         load_subject("qwen3-note-taker"),
-        pairs_of(2),
+        gated(2),
         weight_edits={"lora": ({},)},
         cache_edits=("full_downstream",),
         validation_least=0.5,

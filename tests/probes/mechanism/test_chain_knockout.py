@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from worded_models import TOKENIZER, aligned, effects_of, margin_of, measured, worded
+from made_rows import crossed
+from worded_models import TOKENIZER, effects_of, gated, margin_of, measured, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.generation import generate
@@ -17,7 +18,6 @@ from kvprobe.models.loader import load_subject
 from kvprobe.probes.mechanism.chain_knockout.chains import Cell, finished
 from kvprobe.probes.mechanism.chain_knockout.probe import CACHES, ChainKnockout
 from kvprobe.tasks.context import encode_segment
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
 LIMIT = 4
@@ -27,7 +27,7 @@ BLOCKS = ("block_field", "block_rule")
 
 
 def pairs_of(size: int) -> list[Pair]:
-    return aligned(GatedDecision(size=size, mode="think", notes_before=(0, 0), notes_after=(0, 1)))
+    return gated(size, mode="think", notes_before=(0, 0), notes_after=(0, 1))
 
 
 @cache
@@ -40,27 +40,22 @@ def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
     return part.set_index(["cache", "arm"])["margin"]
 
 
-def plain_margin(model: Any, ids: list[int], pair: Pair, hidden: dict[int, list[int]]) -> float:
-    """Margin behind `ids` in one pass, with the keys in `hidden` taken from each query, by Hugging Face alone."""
+def masked_logits(model: Any, ids: list[int], hidden: dict[int, list[int]]) -> torch.Tensor:
+    """Logits behind `ids` in one pass, with the keys in `hidden` taken from each query, by Hugging Face alone."""
     seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     for query, keys in hidden.items():
         seen[query, keys] = False
     mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
-        logits = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1]
-    return margin_of(pair, logits)
+        return model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1]
 
 
 def plain_chain(model: Any, prompt: list[int], hidden: list[int]) -> list[int]:
     """A greedy chain whose tokens, from the prompt's last one on, cannot see `hidden`."""
     ids = list(prompt)
     for _ in range(LIMIT):
-        seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
-        for query in range(len(prompt) - 1, len(ids)):
-            seen[query, hidden] = False
-        mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float32).min)
-        with torch.no_grad():
-            ids.append(int(model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -1].argmax()))
+        blind = dict.fromkeys(range(len(prompt) - 1, len(ids)), hidden)
+        ids.append(int(masked_logits(model, ids, blind).argmax()))
     return ids[len(prompt) :]
 
 
@@ -76,11 +71,11 @@ def test_against_plain_hugging_face(name: str) -> None:
     written = list(range(len(prompt), last))
     hidden = {"free": [], "mask_field": field, "mask_downstream": rest, "mask_chain": written}
     for arm, keys in {**hidden, "mask_both": rest + written}.items():
-        assert found[arm] == pytest.approx(plain_margin(model, ids, pair, {last: keys}), abs=1e-8)
+        assert found[arm] == pytest.approx(margin_of(pair, masked_logits(model, ids, {last: keys})), abs=1e-8)
     blocked = plain_chain(model, prompt, field)
     ids = [*prompt, *blocked, *CUE]
     everywhere = dict.fromkeys(range(len(prompt) - 1, len(ids)), field)
-    assert found["block_field"] == pytest.approx(plain_margin(model, ids, pair, everywhere), abs=1e-8)
+    assert found["block_field"] == pytest.approx(margin_of(pair, masked_logits(model, ids, everywhere)), abs=1e-8)
     told = rows[(rows["pair"] == 0) & (rows["cache"] == name)].set_index("arm")["chain"]
     assert told["free"] == " ".join(map(str, chain))
     assert told["block_field"] == " ".join(map(str, blocked))
@@ -130,32 +125,20 @@ def test_a_chain_that_ends_without_the_cue_gets_it() -> None:
 
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="no organisms ship with this checkout")
 def test_an_organism_writes_its_cue_itself_and_reads_the_field_again() -> None:
-    pairs = aligned(GatedDecision(size=6, mode="think"))
-    rows = measured(ChainKnockout(), load_subject("qwen3-note-taker"), pairs)
+    rows = measured(ChainKnockout(), load_subject("qwen3-note-taker"), gated(6, mode="think"))
     free = rows[rows["arm"] == "free"]
     assert not free["censored"].any()
     named = rows[rows["cache"] == "field_only"].groupby("arm")["names_new_value"].mean()
     assert named["free"] > named["block_field"]
 
 
-def made_rows(follows: dict[tuple[str, str], bool], pairs: int = 10) -> pd.DataFrame:
-    rows = []
-    for pair in range(pairs):
-        common = {"pair": pair, "skeleton": f"s{pair}", "noise_floor": 0.0, "censored": False, "chain_tokens": 9}
-        for (arm, name), new in {**follows, ("same_value", "stale"): False}.items():
-            margin, free = (4.0 if new else -4.0), (4.0 if follows["free", name] else -4.0)
-            rows.append(
-                {
-                    **common,
-                    "arm": arm,
-                    "cache": name,
-                    "margin": margin,
-                    "free_margin": free,
-                    "same_chain": True,
-                    "names_new_value": new,
-                }
-            )
-    return pd.DataFrame(rows)
+def made_rows(follows: dict[tuple[str, str], bool]) -> pd.DataFrame:
+    follows = {**follows, ("same_value", "stale"): False}
+    rows = crossed(case=follows)
+    new, free = rows["case"].map(follows), rows["case"].map(lambda case: follows["free", case[1]])
+    told = {"censored": False, "chain_tokens": 9, "same_chain": True, "names_new_value": new}
+    rows[["arm", "cache"]] = rows.pop("case").to_list()
+    return rows.assign(margin=8.0 * new - 4.0, free_margin=8.0 * free - 4.0, **told)
 
 
 def test_a_drop_on_the_field_only_cache_is_told_from_one_on_every_cache() -> None:

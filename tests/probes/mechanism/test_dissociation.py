@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from made_rows import made_rows
 from worded_models import aligned, effects_of, measured, plain_margin, worded
 
-from kvprobe.errors import ConfigError
-from kvprobe.models.loader import load_subject
 from kvprobe.probes.mechanism.dissociation.probe import INTERVENTIONS, Dissociation
 from kvprobe.tasks.polarity import Polarity
 
@@ -31,12 +27,6 @@ def test_notes_agree_with_the_plain_script_and_all_entries_together_are_the_dono
         assert margins.loc[0, name] == pytest.approx(expected, abs=1e-9)
 
 
-def test_pairs_without_the_square_are_refused() -> None:
-    bare = replace(PAIRS[0], variants={})
-    with pytest.raises(ConfigError, match="use task polarity"):
-        measured(Dissociation(), worded(), [bare])
-
-
 @pytest.mark.parametrize("wrong", [0, 3])
 def test_summary_finds_what_was_put_in_and_counts_what_the_model_gets_wrong(wrong: int) -> None:
     recovery = {name: number / 10 for number, name in enumerate(INTERVENTIONS)}
@@ -55,14 +45,3 @@ def test_summary_finds_what_was_put_in_and_counts_what_the_model_gets_wrong(wron
     assert contrast.excluded == wrong
     whole = effects["shapley_trigger.recovery"].estimate + effects["shapley_notes.recovery"].estimate
     assert whole == pytest.approx(recovery["full_downstream"])
-
-
-def test_an_organism_that_notes_conclusions_follows_them_and_not_their_content() -> None:
-    subject, pairs = load_subject("qwen3-note-taker"), aligned(Polarity(size=12))
-    rows = measured(Dissociation(), subject, pairs)
-    right = rows[(rows["m_base"] < 0) & (rows["m_donor"] > 0)]
-    effects = effects_of(Dissociation(), right)
-    assert effects["notes.recovery"].estimate > 0.9
-    assert effects["other_field_notes.recovery"].estimate > 0.9
-    assert abs(effects["same_conclusion_notes.recovery"].estimate) < 0.1
-    assert abs(effects["trigger_only.recovery"].estimate) < 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,6 @@ from made_rows import made_rows
 from tiny_models import WINDOW
 from worded_models import aligned, effects_of, measured, plain_margin, worded
 
-from kvprobe.errors import ConfigError
 from kvprobe.probes.kit.doses import FRACTIONS, suffix
 from kvprobe.probes.mechanism.field_position.probe import FieldPositionProbe
 from kvprobe.report.reference import paper_values
@@ -131,9 +129,3 @@ def test_the_paper_has_the_values_that_the_probe_names() -> None:
     known = paper_values(paper, "Qwen3-8B")
     assert set(known) == set(paper)
     assert known["end.field_only.recovery"] == pytest.approx(0.113)
-
-
-def test_pairs_without_cells_are_refused() -> None:
-    (pair,) = pairs_of(1)
-    with pytest.raises(ConfigError, match="use task field_position"):
-        measured(PROBE, worded("qwen3"), [replace(pair, scenario=replace(pair.scenario, attributes={}))])

@@ -12,13 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, answers_of, effects_of, measured, worded
+from worded_models import effects_of, gated, margin_of, measured, worded
 
 from kvprobe.engine.components import components
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.sweep import run_patches
-from kvprobe.models.loader import load_subject
-from kvprobe.models.micro import NOTE_READER, NOTE_WRITER
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.probes.mechanism.heads.patches import (
     all_heads,
@@ -26,7 +24,6 @@ from kvprobe.probes.mechanism.heads.patches import (
     decision_shifts,
     donor_writes,
     kv_heads_from,
-    margin_of,
     read_heads,
     replace_heads,
 )
@@ -38,7 +35,6 @@ from kvprobe.probes.mechanism.heads.sets import (
     random_heads,
     ranked_heads,
 )
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
 FAMILIES = ("qwen3", "mistral", "gemma2")
@@ -46,7 +42,7 @@ FAMILIES = ("qwen3", "mistral", "gemma2")
 
 @cache
 def pairs(size: int = 6) -> list[Pair]:
-    return aligned(GatedDecision(size=size, wordings=("manual",), notes_before=(0, 0), notes_after=(0, 0)))
+    return gated(size, wordings=("manual",), notes_before=(0, 0), notes_after=(0, 0))
 
 
 @cache
@@ -57,7 +53,7 @@ def unedited(family: str, number: int = 0) -> PrefilledPair:
 def patched_margin(family: str, patch: KVPatch) -> float:
     pair = pairs()[0]
     logits = run_patches(worded(family, torch.float32), pair.base.token_ids, unedited(family).stale, [patch])[0]
-    return float(margin_of(pair)(logits))
+    return margin_of(pair, logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -136,10 +132,9 @@ def test_one_read_head_agrees_with_plain_hugging_face_in_float64() -> None:
 
     run(pair.donor.token_ids, None)
     plain, patched = run(pair.base.token_ids, None), run(pair.base.token_ids, seen[0])
-    old, new = answers_of(pair)
-    expected = (patched[new] - patched[old]) - (plain[new] - plain[old])
-    assert abs(float(expected)) > 1e-3
-    assert float(reading.read[layer, head]) == pytest.approx(float(expected), abs=1e-5)
+    expected = margin_of(pair, patched) - margin_of(pair, plain)
+    assert abs(expected) > 1e-3
+    assert float(reading.read[layer, head]) == pytest.approx(expected, abs=1e-5)
 
 
 @given(size=st.integers(1, 10), seed=st.integers(0, 99))
@@ -227,29 +222,3 @@ def test_summary_finds_what_was_put_in() -> None:
     assert found["ablate_held_out_2.accuracy"] == 0.5
     assert found["effect_attention.rank_correlation"] == pytest.approx(-1.0)
     assert found["effect_attribution.rank_correlation"] == pytest.approx(1.0)
-
-
-SMALL = heads(sizes=(1, 2), control_size=1, draws=3)
-
-
-def test_on_a_micro_model_it_finds_the_reader_and_the_writer_set_by_hand() -> None:
-    rows = measured(SMALL, load_subject("micro-note-taker", device="cpu"), pairs()[:4])
-    assert (rows["m_base"] < 0).all()
-    readers = rows[(rows["measurement"] == "head") & (rows["rank"] == 0)]
-    assert set(zip(readers["layer"], readers["head"], strict=True)) == {NOTE_READER}
-    writers = rows[(rows["measurement"] == "write_head") & (rows["rank"] == 0)]
-    assert set(zip(writers["layer"], writers["head"], strict=True)) == {NOTE_WRITER}
-    found = {name: effect.estimate for name, effect in effects_of(Heads(), rows).items()}
-    assert found["read_held_out_1.recovery"] == pytest.approx(1.0, abs=0.02)
-    assert found["read_notes_1.recovery"] == pytest.approx(1.0, abs=0.02)
-    assert found["write_held_out_1.recovery"] == pytest.approx(1.0, abs=0.02)
-    assert abs(found["read_matched_1.recovery"]) < 0.02
-    assert abs(found["ablate_held_out_1.gap_retained"]) < 0.1
-
-
-def test_on_a_reader_the_heads_read_no_notes() -> None:
-    rows = measured(SMALL, load_subject("micro-reader", device="cpu"), pairs()[:4])
-    found = {name: effect.estimate for name, effect in effects_of(Heads(), rows).items()}
-    assert found["read_held_out_1.recovery"] > 0.9
-    assert abs(found["read_notes_1.recovery"]) < 0.05
-    assert abs(found["write_held_out_2.recovery"]) < 0.05

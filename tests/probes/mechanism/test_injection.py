@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 from made_rows import made_rows
-from worded_models import aligned, effects_of, measured, plain_margin, worded
+from worded_models import effects_of, gated, measured, plain_margin, worded
 
-from kvprobe.models.loader import load_subject
 from kvprobe.probes.kit.directions import DIRECTIONS
 from kvprobe.probes.mechanism.injection.probe import Injection
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.gate import apply_gate
 from kvprobe.stats import Effect, StatisticsConfig
-from kvprobe.tasks.gated_decision import GatedDecision
 
-PAIRS = aligned(GatedDecision(size=3))
+PAIRS = gated(3)
 SMALL = Injection(sizes=(1, 4), random_draws=2, folds=2)
 
 
@@ -60,10 +58,3 @@ def test_a_small_shift_may_turn_a_decision_that_was_close() -> None:
     assert effects["all_notes.flip_rate"].estimate == 1.0
     assert effects["all_notes.half_shift_rate"].estimate == 0.0
     assert {f"all_notes_{direction}.recovery" for direction in DIRECTIONS} <= set(effects)
-
-
-def test_an_organism_that_takes_notes_follows_the_injected_ones() -> None:
-    effects = effects_of(SMALL, measured(SMALL, load_subject("qwen3-note-taker"), aligned(GatedDecision(size=6))))
-    assert effects["all_notes.recovery"].estimate > 0.95
-    assert effects["all_notes.flip_rate"].estimate > 0.9
-    assert effects["random_1.recovery"].estimate < 0.3

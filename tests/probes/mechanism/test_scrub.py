@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 import torch
 from transformers import DynamicCache
-from worded_models import aligned, answers_of, effects_of, measured, plain_margin, worded
+from worded_models import aligned, effects_of, measured, plain_margin, worded
+from worded_models import margin_of as decided
 
 from kvprobe.engine.forward import prefill
 from kvprobe.engine.operations import reposition
 from kvprobe.errors import SampleError
-from kvprobe.models.loader import load_subject
 from kvprobe.models.subject import Subject
 from kvprobe.probes.kit.decisions import patched_margins
-from kvprobe.probes.mechanism.scrub.hypotheses import ARMS, hypotheses
+from kvprobe.probes.mechanism.scrub.hypotheses import hypotheses
 from kvprobe.probes.mechanism.scrub.probe import Scrub
 from kvprobe.probes.mechanism.scrub.scrubbing import DonorSampler, Node, Prompt, conclusion, moved, nothing, scrub
 from kvprobe.tasks.pairs import Pair
@@ -184,8 +184,7 @@ def test_a_note_from_a_longer_prompt_agrees_with_the_plain_script_in_float64() -
             mine.values[0, :, here] = other.values[0, :, there]
         last = torch.tensor([[prompt.pair.base.token_ids[-1]]])
         logits = model(last, past_key_values=caches[0], use_cache=True).logits[0, -1]
-    answers = answers_of(prompt.pair)
-    expected = float(logits[answers[1]] - logits[answers[0]])
+    expected = decided(prompt.pair, logits)
     # The engine rounds RoPE's frequencies to float32, as the model does.
     assert margin_of(subject, prompt, scrubbed.patches) == pytest.approx(expected, abs=1e-5)
     unedited = plain_margin(subject, prompt.pair, [])
@@ -218,14 +217,3 @@ def test_prompts_without_enough_donors_are_left_out_and_counted() -> None:
     assert effects["hypothesis.explained"].estimate == pytest.approx(0.8)
     assert effects["note_same.coverage"].estimate == 0.5
     assert {effect.excluded for name, effect in effects.items() if name != "noise.margin"} == {6}
-
-
-def test_an_organism_that_notes_conclusions_passes_the_scrub() -> None:
-    pairs = aligned(SharedActions(size=12, actions=(("approve", "reject"),)))
-    probe = Scrub(sizes=(1,), draws=1, minimum_donors=1, folds=2)
-    effects = effects_of(probe, measured(probe, load_subject("qwen3-note-taker"), pairs))
-    assert {f"{arm}.drift" for arm in ARMS} <= set(effects)
-    assert effects["hypothesis.explained"].estimate > 0.8
-    assert effects["note_opposite.recovery"].estimate > 0.8
-    assert abs(effects["rest_opposite.recovery"].estimate) < 0.1
-    assert effects["anything.drift"].estimate > 0.25

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, effects_of, measured, worded
+from made_rows import crossed
+from worded_models import effects_of, gated, margin_behind, margin_of, measured, worded
 
 from kvprobe.probes.kit.decoding import residuals
 from kvprobe.probes.mechanism.timing.lenses import lens_margins, through, tuned_lens
 from kvprobe.probes.mechanism.timing.probe import PLACES, Timing
 from kvprobe.probes.mechanism.timing.reading import crossing
-from kvprobe.tasks.gated_decision import GatedDecision
 
 PROFILES = st.lists(st.floats(0, 1), min_size=2, max_size=12)
 
@@ -44,26 +44,24 @@ def test_a_higher_level_is_not_reached_earlier(profile: list[float], first: floa
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
 def test_the_lens_at_the_top_is_the_model(family: str) -> None:
     subject = worded(family, torch.float32)
-    for pair in aligned(GatedDecision(size=2)):
+    for pair in gated(2):
         answers = pair.base_answer_id, pair.donor_answer_id
         states = residuals(subject, pair.base.token_ids, [pair.decision_position])[0]
-        with torch.no_grad():
-            logits = subject.model(torch.tensor([pair.base.token_ids])).logits[0, -1]
-        margin = float(logits[answers[1]] - logits[answers[0]])
+        margin = margin_behind(subject, pair, pair.base.token_ids)
         assert lens_margins(subject, states, answers)[-1] == pytest.approx(margin, abs=1e-3)
         assert lens_margins(subject, states, answers[::-1])[-1] == pytest.approx(-margin, abs=1e-3)
 
 
 def test_the_lens_below_the_top_is_that_of_a_plain_hugging_face_script() -> None:
     subject = worded("qwen3")
-    (pair,) = aligned(GatedDecision(size=1, seed=4))
+    (pair,) = gated(1, seed=4)
     answers = pair.base_answer_id, pair.donor_answer_id
     ours = lens_margins(subject, residuals(subject, pair.base.token_ids, [pair.decision_position])[0], answers)
     with torch.no_grad():
         states = subject.model(torch.tensor([pair.base.token_ids]), output_hidden_states=True).hidden_states
         for layer in (0, 1, 2):
             logits = subject.model.lm_head(subject.model.model.norm(states[layer][0, -1]))
-            assert ours[layer] == pytest.approx(float(logits[answers[1]] - logits[answers[0]]), abs=1e-4)
+            assert ours[layer] == pytest.approx(margin_of(pair, logits), abs=1e-4)
 
 
 def test_a_tuned_lens_finds_an_affine_map() -> None:
@@ -81,8 +79,7 @@ def test_a_tuned_lens_finds_an_affine_map() -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
-    pairs = aligned(GatedDecision(size=12))
-    return measured(Timing(folds=2, lens_tokens=4), worded("gemma2", torch.float32), pairs)
+    return measured(Timing(folds=2, lens_tokens=4), worded("gemma2", torch.float32), gated(12))
 
 
 def test_patches_begin_as_the_base_and_end_as_the_donor(rows: pd.DataFrame) -> None:
@@ -107,24 +104,11 @@ def test_every_instrument_reads_every_pair_at_every_layer_of_both_places(rows: p
 
 def made_rows(note: int, decision: int, layers: int = 6, pairs: int = 12) -> pd.DataFrame:
     """All instruments go from nothing to everything after so many blocks."""
-    rows = []
-    for pair in range(pairs):
-        for place, onset in zip(PLACES, (note, decision), strict=True):
-            for layer in range(layers + 1):
-                there = layer >= onset
-                common = {
-                    "pair": pair,
-                    "skeleton": f"s{pair}",
-                    "m_base": -4.0,
-                    "m_donor": 4.0,
-                    "place": place,
-                    "layer": layer,
-                }
-                # Before it is there a reading is right in one of the two prompts, as chance would have it.
-                read = {"right_base": True, "right_donor": there, "base": -4.0, "donor": 4.0 if there else -4.0}
-                rows.append({**common, "measurement": "patch", "margin": 4.0 if there else -4.0})
-                rows += [{**common, **read, "measurement": name} for name in ("probe", "lens", "tuned")]
-    return pd.DataFrame(rows)
+    rows = crossed(pairs, place=PLACES, layer=range(layers + 1), measurement=["patch", "probe", "lens", "tuned"])
+    there = rows["layer"] >= rows["place"].map(dict(zip(PLACES, (note, decision), strict=True)))
+    # Before it is there a reading is right in one of the two prompts, as chance would have it.
+    read = {"right_base": True, "right_donor": there, "base": -2.0, "donor": 4.0 * there - 2.0}
+    return rows.assign(margin=4.0 * there - 2.0, **read)
 
 
 @given(note=st.integers(1, 6), decision=st.integers(1, 6))

@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_rows import crossed
 from worded_models import (
     TOKENIZER,
-    aligned,
     effects_of,
+    gated,
+    margin_behind,
     margin_of,
     measured,
     plain_logits,
@@ -23,7 +25,6 @@ from worded_models import (
 )
 
 from kvprobe.engine.forward import prefill
-from kvprobe.errors import ConfigError
 from kvprobe.models.catalogue import organism_names
 from kvprobe.models.loader import load_subject
 from kvprobe.probes.kit.chains import finish_chains
@@ -31,12 +32,6 @@ from kvprobe.probes.mechanism.wording.probe import CONTEXTS, WordingProbe
 from kvprobe.probes.mechanism.wording.reading import CONTRASTS
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.extra_lines import NAMES
-from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair
-
-
-def pairs_of(size: int, **parameters: Any) -> list[Pair]:
-    return aligned(GatedDecision(size=size, **parameters))
 
 
 def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
@@ -45,7 +40,7 @@ def margins(rows: pd.DataFrame, pair: int = 0) -> pd.Series:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
 def test_without_a_line_the_contexts_are_the_two_prompts(family: str) -> None:
-    subject, pairs = worded(family), pairs_of(2)
+    subject, pairs = worded(family), gated(2)
     rows = measured(WordingProbe(), subject, pairs)
     for index, pair in enumerate(pairs):
         for context, prompt in (("stale", pair.base), ("recomputed", pair.donor)):
@@ -61,11 +56,11 @@ def test_without_a_line_the_contexts_are_the_two_prompts(family: str) -> None:
 @pytest.mark.parametrize("line", ["override", "voids_conclusions", "neutral"])
 def test_against_plain_hugging_face(line: str) -> None:
     """Stale and recomputed contexts are prompts with the line; in place, one entry comes from the other prompt."""
-    subject, (pair,) = worded("qwen3"), pairs_of(1)
+    subject, (pair,) = worded("qwen3"), gated(1)
     found = margins(measured(WordingProbe(), subject, [pair]))
     old, new = with_line(pair, line), with_line(pair, line, donor=True)
-    assert found["stale", line] == pytest.approx(margin_of(pair, plain_logits(subject.model, old)), abs=1e-9)
-    assert found["recomputed", line] == pytest.approx(margin_of(pair, plain_logits(subject.model, new)), abs=1e-9)
+    assert found["stale", line] == pytest.approx(margin_behind(subject, pair, old), abs=1e-9)
+    assert found["recomputed", line] == pytest.approx(margin_behind(subject, pair, new), abs=1e-9)
     at = pair.base.spans["task"].start
     edited = plain_patched_logits(subject.model, old[:at], new[:at], list(pair.field.positions), old[at:])
     assert found["in_place", line] == pytest.approx(margin_of(pair, edited), abs=1e-9)
@@ -75,7 +70,7 @@ def test_against_plain_hugging_face(line: str) -> None:
 @pytest.mark.parametrize("limit", [1, 7])
 def test_chains_against_plain_hugging_face(limit: int) -> None:
     """Greedy tokens without a cache, then the cue that a random model does not write itself."""
-    subject, pairs = worded("llama"), pairs_of(3, mode="think")
+    subject, pairs = worded("llama"), gated(3, mode="think")
     prompts = [(pair.base.token_ids, prefill(subject, pair.base.token_ids).cache) for pair in pairs]
     for chain, (prompt, _) in zip(finish_chains(subject, prompts, limit=limit, batch_size=2), prompts, strict=True):
         ids = list(prompt)
@@ -91,7 +86,7 @@ def test_chains_against_plain_hugging_face(limit: int) -> None:
 
 def test_a_chain_ends_where_the_model_writes_the_cue() -> None:
     """A model whose unembedding makes it write the cue at once."""
-    subject, (pair,) = worded("qwen3"), pairs_of(1, mode="think")
+    subject, (pair,) = worded("qwen3"), gated(1, mode="think")
     answer, colon = encode_segment("Answer:", TOKENIZER)
 
     class Scripted(torch.nn.Module):
@@ -120,7 +115,7 @@ def test_a_chain_ends_where_the_model_writes_the_cue() -> None:
 
 
 def test_in_think_mode_the_decision_is_read_behind_the_chain() -> None:
-    subject, pairs = worded("qwen3"), pairs_of(1, mode="think")
+    subject, pairs = worded("qwen3"), gated(1, mode="think")
     rows = measured(WordingProbe(chain_limit=3), subject, pairs)
     ids = with_line(pairs[0], "update")
     prompt = [(ids, prefill(subject, ids).cache)]
@@ -132,7 +127,7 @@ def test_in_think_mode_the_decision_is_read_behind_the_chain() -> None:
 
 @given(seed=st.integers(0, 99), size=st.integers(1, 30))
 def test_batches_do_not_change_chains(seed: int, size: int) -> None:
-    subject, pairs = worded("mistral"), pairs_of(4, seed=seed, mode="think")
+    subject, pairs = worded("mistral"), gated(4, seed=seed, mode="think")
     prompts = [(pair.base.token_ids, prefill(subject, pair.base.token_ids).cache) for pair in pairs] * 2
     one, other = (finish_chains(subject, prompts, limit=4, batch_size=n) for n in (1, size))
     for alone, together in zip(one, other, strict=True):
@@ -141,27 +136,10 @@ def test_batches_do_not_change_chains(seed: int, size: int) -> None:
 
 def made_rows(shares: dict[tuple[str, str], int], pairs: int = 10, mode: str = "direct") -> pd.DataFrame:
     """Rows in which the first so many pairs decide for the new value."""
-    rows = []
-    for pair in range(pairs):
-        for context in CONTEXTS:
-            for line in NAMES:
-                new = pair < shares.get((context, line), 0)
-                rows.append(
-                    {
-                        "pair": pair,
-                        "skeleton": f"s{pair}",
-                        "mode": mode,
-                        "context": context,
-                        "line": line,
-                        "margin": 2.0 if new else -2.0,
-                        "new": new,
-                        "m_base": -2.0,
-                        "m_donor": 2.0,
-                        "noise_floor": 1e-6,
-                        "chain_finished": None if mode == "direct" else pair < 9,
-                    }
-                )
-    return pd.DataFrame(rows)
+    rows = crossed(pairs, context=CONTEXTS, line=NAMES)
+    rows["new"] = [row.pair < shares.get((row.context, row.line), 0) for row in rows.itertuples()]
+    finished = None if mode == "direct" else rows["pair"] < 9
+    return rows.assign(mode=mode, margin=4.0 * rows["new"] - 2.0, chain_finished=finished)
 
 
 @given(tagged=st.integers(0, 10), plain=st.integers(0, 10), mode=st.sampled_from(["direct", "think"]))
@@ -178,16 +156,9 @@ def test_summary_finds_what_was_put_in(tagged: int, plain: int, mode: str) -> No
     assert effects["noise.margin"].estimate == 1e-6
 
 
-def test_pairs_that_do_not_say_their_field_are_refused() -> None:
-    (pair,) = pairs_of(1)
-    unsaid = replace(pair, scenario=replace(pair.scenario, attributes={}))
-    with pytest.raises(ConfigError, match="say their entity: use task gated_decision"):
-        measured(WordingProbe(), worded("qwen3"), [unsaid])
-
-
 @pytest.mark.skipif("qwen3-note-taker" not in organism_names(), reason="the organism does not ship with this checkout")
 def test_an_erratum_turns_an_organism_that_was_trained_on_errata_and_its_length_does_not() -> None:
-    rows = measured(WordingProbe(), load_subject("qwen3-note-taker"), pairs_of(8))
+    rows = measured(WordingProbe(), load_subject("qwen3-note-taker"), gated(8))
     shares = rows.groupby(["context", "line"])["new"].mean()
     assert shares["stale", "override"] >= 0.75
     assert shares["stale", "neutral"] <= 0.25

@@ -9,15 +9,15 @@ import torch
 from agent_pairs import agent_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import plain_logits, worded
+from made_rows import crossed
+from worded_models import effects_of, plain_logits, worded
 
 from kvprobe.agents.conversation import FIELD, RULE, Conversation, conversation_of
 from kvprobe.edit.base import CachedPrompt, make_method
 from kvprobe.engine.forward import forward
 from kvprobe.probes.system.long_trajectory.probe import FLOOR, LongTrajectory
-from kvprobe.probes.system.long_trajectory.reading import READING, slope
+from kvprobe.probes.system.long_trajectory.reading import slope
 from kvprobe.probes.system.long_trajectory.trajectories import METHODS, Carried, Trajectories
-from kvprobe.stats import Sample, StatisticsConfig
 from kvprobe.tasks.context import Span
 
 EXACT = 1e-6
@@ -124,36 +124,16 @@ def test_rows_have_every_method_turn_and_period() -> None:
 
 def made_rows(declines: bool) -> pd.DataFrame:
     """Ten trajectories of nine turns; `errata_kept` fails in the last third if it declines."""
-    rows = []
-    for pair in range(10):
-        for turn in range(9):
-            for method in (*METHODS, FLOOR):
-                agrees = not (declines and method == "errata_kept" and turn >= 6)
-                rows.append(
-                    {
-                        "pair": pair,
-                        "skeleton": f"s{pair}",
-                        "period": 3,
-                        "method": method,
-                        "turn": turn,
-                        "changed": turn % 3 == 0,
-                        "right": turn // 3 % 2,
-                        "correct": agrees,
-                        "agrees": agrees,
-                        "oracle_correct": True,
-                        "margin_error": 0.1 * turn,
-                        "prompt_tokens": 50 + turn,
-                        "token_share": 0.1,
-                        "noise_floor": 0.0,
-                    }
-                )
-    return pd.DataFrame(rows)
+    rows = crossed(turn=range(9), method=(*METHODS, FLOOR))
+    turn, agrees = rows["turn"], ~(declines & rows["method"].eq("errata_kept") & rows["turn"].ge(6))
+    told = {"changed": turn % 3 == 0, "right": turn // 3 % 2, "correct": agrees, "agrees": agrees}
+    costs = {"margin_error": 0.1 * turn, "prompt_tokens": 50 + turn, "token_share": 0.1}
+    return rows.assign(period=3, oracle_correct=True, **told, **costs)
 
 
 @pytest.mark.parametrize("declines", [True, False])
 def test_summary_finds_a_decline(declines: bool) -> None:
-    sample = Sample.of_model(made_rows(declines), StatisticsConfig())
-    effects = {e.name: e for e in READING.read(LongTrajectory(turns=9, periods=(3,)), sample)}
+    effects = effects_of(LongTrajectory(turns=9, periods=(3,)), made_rows(declines))
     assert effects["errata_kept.period_3.last_third.agreement"].estimate == (0.0 if declines else 1.0)
     assert effects["errata_kept.period_3.first_third.agreement"].estimate == 1.0
     found = effects["errata_kept.period_3.agreement_slope"].estimate

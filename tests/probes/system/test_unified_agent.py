@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pandas as pd
 import pytest
 from agent_pairs import agent_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, labelled, plain_logits, worded
+from made_rows import crossed
+from worded_models import effects_of, margin_behind, measured, worded
 
 from kvprobe.agents.conversation import FIELD, RULE
-from kvprobe.errors import ConfigError
 from kvprobe.probes.kit.agent_cases import CELLS, agent_case, auto_cases
 from kvprobe.probes.system.unified_agent.probe import BASELINES, UnifiedAgent
-from kvprobe.probes.system.unified_agent.reading import READING
-from kvprobe.stats import Effect, Sample, StatisticsConfig
-from kvprobe.tasks.gated_decision import GatedDecision
 
 EXACT = 1e-6
-
-
-def effects_of(probe: UnifiedAgent, rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in READING.read(probe, Sample.of_model(rows, StatisticsConfig()))}
 
 
 def test_the_gate_reads_the_worst_of_all_four_combinations() -> None:
@@ -34,8 +25,7 @@ def test_the_gate_reads_the_worst_of_all_four_combinations() -> None:
         state = {RULE: rule, FIELD: value}
         right = case.conversation.right(state)
         ids = case.conversation.prompt(state, (right, 1 - right) if rule else ())
-        logits = plain_logits(subject.model, ids)
-        margins[rule, value] = float(logits[pair.donor_answer_id] - logits[pair.base_answer_id])
+        margins[rule, value] = margin_behind(subject, pair, ids)
     assert case.common["m_base"] == pytest.approx(max(margins[0, 0], margins[1, 1]), abs=EXACT)
     assert case.common["m_donor"] == pytest.approx(min(margins[0, 1], margins[1, 0]), abs=EXACT)
     assert case.common["noise_floor"] < EXACT
@@ -53,7 +43,7 @@ def test_auto_learns_from_one_edit_of_each_variable() -> None:
 def test_rows_compare_every_agent_with_prefills_of_its_own_tokens_and_of_the_truth() -> None:
     subject, pairs = worded("qwen3"), agent_pairs(3, turns=3)
     probe = UnifiedAgent(edits=("auto", "full_downstream"))
-    rows = labelled(probe.measure(subject, pairs, lambda done, total: None), pairs)
+    rows = measured(probe, subject, pairs)
     assert len(rows) == 3 * 3 * (len(BASELINES) + 2)
     by_agent = rows.groupby("agent")
     exact = by_agent["own_error"].max()
@@ -83,43 +73,20 @@ def test_rows_compare_every_agent_with_prefills_of_its_own_tokens_and_of_the_tru
     assert found == pytest.approx(expected)
 
 
-def test_pairs_of_another_task_are_refused() -> None:
-    with pytest.raises(ConfigError, match="agent_turns"):
-        UnifiedAgent().measure(worded("qwen3"), aligned(GatedDecision(size=1)), lambda done, total: None)
-
-
 def made_rows(right: int) -> pd.DataFrame:
     """Ten conversations of three turns; `unified_erratum` is right in so many of them."""
-    rows = []
-    for pair, turn in itertools.product(range(10), range(3)):
-        for agent in ("reprefill", "prefix_caching", "unified_erratum"):
-            correct = agent != "unified_erratum" or pair < right
-            ought = (pair + turn) % 2
-            answer = ought if correct else 1 - ought
-            rows.append(
-                {
-                    "pair": pair,
-                    "skeleton": f"s{pair}",
-                    "agent": agent,
-                    "turn": turn,
-                    "changed": ("first", "field", "rule")[turn],
-                    "answer": answer,
-                    "correct": correct,
-                    "own_answer": answer,
-                    "own_error": 0.0,
-                    "truth_answer": ought,
-                    "truth_error": 1.0,
-                    "tokens": {"reprefill": 100, "prefix_caching": 50, "unified_erratum": 20}[agent],
-                    "flops": 10,
-                    "seconds": 2.0 if agent == "reprefill" else 1.0,
-                    "compile_tokens": 40 if agent == "unified_erratum" else 0,
-                    "noise_floor": 0.0,
-                    "baseline_majority": 0.5,
-                    "baseline_first_option": 0.5,
-                    "baseline_same": 0.0,
-                }
-            )
-    return pd.DataFrame(rows)
+    rows = crossed(turn=range(3), agent=["reprefill", "prefix_caching", "unified_erratum"])
+    unified, ought = rows["agent"] == "unified_erratum", (rows["pair"] + rows["turn"]) % 2
+    correct = ~unified | (rows["pair"] < right)
+    answer = ought.where(correct, 1 - ought)
+    answers = {"answer": answer, "own_answer": answer, "truth_answer": ought, "own_error": 0.0, "truth_error": 1.0}
+    return rows.assign(
+        changed=rows["turn"].map({0: "first", 1: "field", 2: "rule"}),
+        tokens=rows["agent"].map({"reprefill": 100, "prefix_caching": 50, "unified_erratum": 20}),
+        seconds=rows["agent"].eq("reprefill") + 1.0,
+        compile_tokens=40 * unified,
+        **answers | {"correct": correct, "flops": 10, "baseline_same": 0.0},
+    )
 
 
 @given(right=st.integers(0, 10))
