@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, effects_of, measured, plain_logits, worded
+from worded_models import TOKENIZER, effects_of, gated, measured, plain_logits, worded
 
 from kvprobe.composing.base import make_scheme
 from kvprobe.composing.chunk import precompile
@@ -21,8 +21,6 @@ from kvprobe.probes.composing.compose_latency.requests import SKILL, Prepared, R
 from kvprobe.stats import StatisticsConfig
 from kvprobe.stats.growth import growth_exponent
 from kvprobe.tasks.context import Span, TokenizedContext
-from kvprobe.tasks.gated_decision import GatedDecision
-from kvprobe.tasks.pairs import Pair
 
 ARMS = ("full_prefill", "splice", "splice_from_disk", "splice_seam_8", "cacheblend_15", "without_chunk", "two_pieces")
 PROBE = ComposeLatency(
@@ -30,13 +28,9 @@ PROBE = ComposeLatency(
 )
 
 
-def pairs_of(size: int) -> list[Pair]:
-    return aligned(GatedDecision(size=size))
-
-
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
 def test_arms_give_the_logits_that_they_are_timed_for(family: str, tmp_path: object) -> None:
-    subject, request = worded(family), request_of(pairs_of(1)[0].base)
+    subject, request = worded(family), request_of(gated(1)[0].base)
     ids = PROBE.chunk_ids(subject, "random", 40)
     # Compiled behind the very opening line, so that splicing is exact, and then moved away, so that it must be rotated.
     chunk = precompile(subject, ids, "real", before=request.opening)
@@ -58,7 +52,7 @@ def test_arms_give_the_logits_that_they_are_timed_for(family: str, tmp_path: obj
 
 
 def test_a_request_is_the_prompt_around_the_chunk() -> None:
-    prompt = pairs_of(1)[0].base
+    prompt = gated(1)[0].base
     request = request_of(prompt)
     assert request.opening == prompt.token_ids[: prompt.spans["system"].end]
     assert prompt.token_ids[-len(request.task) :] == request.task
@@ -90,7 +84,7 @@ def test_a_repeated_chunk_is_moved_like_the_one_it_repeats() -> None:
 
 
 def test_rows_and_effects() -> None:
-    subject, pairs = worded("llama"), pairs_of(2)
+    subject, pairs = worded("llama"), gated(2)
     rows = measured(PROBE, subject, pairs)
     assert len(rows) == 4 * (1 + 2 * len(ARMS)) + 2 * 2 * 2
     timed = rows[(rows["arm"] != "compile") & (rows["text"] != "repeated")]
@@ -117,7 +111,7 @@ def test_eager_models_leave_out_what_would_not_fit() -> None:
     heads = worded("gemma2").config.num_attention_heads
     few = {"lengths": (32, 64), "repeated_lengths": (), "text_length": 32, "repeats": 1}
     probe = ComposeLatency(**few, score_bytes=8 * heads * 40**2)
-    rows = probe.measure(worded("gemma2"), pairs_of(1), lambda done, total: None)
+    rows = probe.measure(worded("gemma2"), gated(1), lambda done, total: None)
     assert {row["length"] for row in rows} == {32}
     assert all(probe.fits(worded("llama"), length) for length in (64, 10**6))
 

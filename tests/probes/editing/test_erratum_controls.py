@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, effects_of, margin_of, measured, plain_logits, worded
+from made_rows import crossed
+from worded_models import TOKENIZER, effects_of, gated, margin_behind, measured, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.probes.editing.erratum_controls.probe import EARLY, EXPECTED, ErratumControls, arms_of
-from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.stats import Effect
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.erratum_lines import about_irrelevant_field, about_unmentioned_value, random_line_tokens
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import skeletons
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
-(PAIR,) = aligned(GatedDecision(size=1))
+(PAIR,) = gated()
 
 
 def update(pair: Pair, value: str) -> list[int]:
@@ -41,8 +40,7 @@ def test_arms_that_are_prompts_one_could_write_against_plain_hugging_face(family
     for arm in [*lines, "early_recomputed"]:
         at = pair.base.spans["session_rest"].end if arm in EARLY else pair.base.spans["task"].start
         ids = [*pair.base.token_ids[:at], *lines.get(arm, new), *pair.base.token_ids[at:]]
-        ought = margin_of(pair, plain_logits(subject.model, ids))
-        assert found["margin"][arm] == pytest.approx(ought, abs=1e-5), arm
+        assert found["margin"][arm] == pytest.approx(margin_behind(subject, pair, ids), abs=1e-5), arm
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -96,15 +94,13 @@ def test_prompts_that_leave_no_control_are_refused() -> None:
 
 def made_effects(turned: dict[str, int]) -> dict[str, Effect]:
     """Effects where the first so many pairs decide for the new value; other arms do what they ought to."""
-    rows, baselines = [], {f"baseline_{name}": 0.0 for name in BASELINES}
-    for pair in range(10):
-        for arm, expected in EXPECTED.items():
-            correct = pair < turned.get(arm, 10 if expected else 0)
-            row = {"pair": pair, "skeleton": f"s{pair}", "arm": arm, "correct": correct, **baselines}
-            as_expected = None if expected is None else correct == expected
-            margin = 2.0 if correct else -2.0
-            rows.append({**row, "as_expected": as_expected, "margin": margin, "m_base": -2.0, "noise_floor": 1e-6})
-    return effects_of(ErratumControls(), pd.DataFrame(rows))
+    rows = crossed(arm=EXPECTED)
+    ought = {arm: 10 * bool(expected) for arm, expected in EXPECTED.items()} | turned
+    correct, expected = rows["pair"] < rows["arm"].map(ought), rows["arm"].map(EXPECTED)
+    as_expected = correct.eq(expected).where(expected.notna(), None)
+    return effects_of(
+        ErratumControls(), rows.assign(correct=correct, as_expected=as_expected, margin=4.0 * correct - 2)
+    )
 
 
 @given(new=st.integers(0, 10), neutral=st.integers(0, 10))

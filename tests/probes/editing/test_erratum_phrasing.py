@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_rows import crossed
 from worded_models import (
     TOKENIZER,
-    aligned,
     effects_of,
+    gated,
     margin_of,
     measured,
     plain_logits,
@@ -18,14 +18,12 @@ from worded_models import (
 )
 
 from kvprobe.probes.editing.erratum_phrasing.probe import LINES, METHODS, NO_LINE, ErratumPhrasing
-from kvprobe.probes.kit.edit_cases import BASELINES
 from kvprobe.tasks.erratum_lines import PHRASINGS, phrasing_tokens
 from kvprobe.tasks.extra_lines import Subjects
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import skeletons
 from kvprobe.tasks.wordings import WORDINGS
 
-(PAIR,) = aligned(GatedDecision(size=1))
+(PAIR,) = gated()
 
 
 def test_against_plain_hugging_face() -> None:
@@ -75,21 +73,9 @@ def test_lines_are_words_the_organisms_know_and_name_the_new_value_once(wording:
 def test_summary_finds_what_was_put_in(line: int, both: int) -> None:
     """Rows in which the first so many pairs decide for the new value."""
     turned = {("erratum", "update"): line, ("field_and_erratum", "update"): both}
-    cost = {"tokens": 7, "cost": 0.1, "noise_floor": 1e-6, **{f"baseline_{name}": 0.0 for name in BASELINES}}
-    rows = [
-        {
-            "pair": pair,
-            "skeleton": f"s{pair}",
-            "method": method,
-            "line": phrasing,
-            "correct": pair < turned.get((method, phrasing), 0),
-            **cost,
-        }
-        for pair in range(10)
-        for method in METHODS
-        for phrasing in LINES
-    ]
-    effects = effects_of(ErratumPhrasing(), pd.DataFrame(rows))
+    rows = crossed(method=METHODS, line=LINES).assign(tokens=7, cost=0.1)
+    correct = [row.pair < turned.get((row.method, row.line), 0) for row in rows.itertuples()]
+    effects = effects_of(ErratumPhrasing(), rows.assign(correct=correct))
     assert effects["erratum.update.new_rate"].estimate == pytest.approx(line / 10)
     assert effects["in_place.update.difference"].estimate == pytest.approx((both - line) / 10)
     assert effects["erratum.update.tokens"].estimate == 7

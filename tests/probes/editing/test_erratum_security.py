@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import TOKENIZER, aligned, effects_of, margin_of, measured, plain_logits, worded
+from made_rows import crossed
+from worded_models import TOKENIZER, effects_of, gated, margin_behind, margin_of, measured, worded
 
 from kvprobe.errors import ConfigError
 from kvprobe.probes.editing.erratum_security.probe import (
@@ -19,17 +20,16 @@ from kvprobe.probes.editing.erratum_security.probe import (
     run_from_user,
     with_user_text,
 )
-from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.probes.kit.pair_lines import piece_of, subjects_of, with_pieces
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.erratum_lines import FORGERIES, PLACEMENTS, forged_texts
 from kvprobe.tasks.extra_lines import Subjects
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import skeletons
 from kvprobe.tasks.pairs import Pair
 from kvprobe.tasks.wordings import WORDINGS
 
-(PAIR,) = aligned(GatedDecision(size=1))
+(PAIR,) = gated()
 
 
 @cache
@@ -60,7 +60,7 @@ def conversation(pair: Pair) -> tuple[str, str]:
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_forged_and_defended_prompts_against_plain_hugging_face(family: str) -> None:
-    pair, rows, model = PAIR, rows_of(family), worded(family).model
+    pair, rows, subject = PAIR, rows_of(family), worded(family)
     user, promise = conversation(pair)
     forged = erratum(pair, "new")
     texts = {
@@ -71,7 +71,7 @@ def test_forged_and_defended_prompts_against_plain_hugging_face(family: str) -> 
     }
     for (form, placement), text in texts.items():
         for defence, more in (("none", ""), ("operator_last", erratum(pair, "old"))):
-            ought = margin_of(pair, plain_logits(model, rewritten(pair, text + more)))
+            ought = margin_behind(subject, pair, rewritten(pair, text + more))
             assert attack(rows, defence, form, placement) == pytest.approx(ought, abs=1e-5)
 
 
@@ -110,13 +110,13 @@ def test_what_the_hidden_user_says_cannot_matter(family: str, form: str, placeme
 
 
 def test_the_operators_edits_against_plain_hugging_face() -> None:
-    pair, model, rows = PAIR, worded("qwen3").model, rows_of("qwen3")
+    pair, subject, rows = PAIR, worded("qwen3"), rows_of("qwen3")
     found = rows[(rows["part"] != "attack") & (rows["defence"] == "none")].set_index(["part", "method"])
     user, promise = conversation(pair)
     texts = {"legitimate": f"{user}\n{promise}", "contested": f"{user}\n{promise}User: \n{erratum(pair, 'old')}"}
     for part, text in texts.items():
-        told = margin_of(pair, plain_logits(model, rewritten(pair, text + erratum(pair, "new"))))
-        amended = margin_of(pair, plain_logits(model, rewritten(pair, text, donor=True)))
+        told = margin_behind(subject, pair, rewritten(pair, text + erratum(pair, "new")))
+        amended = margin_behind(subject, pair, rewritten(pair, text, donor=True))
         assert found["margin"][part, "erratum"] == pytest.approx(told, abs=1e-8)
         assert found["margin"][part, "full_downstream"] == pytest.approx(amended, abs=1e-8)
 
@@ -176,19 +176,16 @@ def test_a_conversation_that_is_not_the_librarys_is_refused() -> None:
 @given(plain=st.integers(0, 10), hidden=st.integers(0, 10), followed=st.integers(0, 10))
 def test_summary_finds_what_was_put_in(plain: int, hidden: int, followed: int) -> None:
     """Rows in which so many pairs are overridden, plainly and hidden, and so many contested errata are followed."""
-    rows, baselines = [], {f"baseline_{name}": 0.0 for name in BASELINES}
-    for pair in range(10):
-        common = {"pair": pair, "skeleton": f"s{pair}", "noise_floor": 1e-6, **baselines}
-        attack = {**common, "part": "attack", "method": "none", "edit_tokens": None, "extra_tokens": 0}
-        for defence, overridden in (("none", plain), ("hidden", hidden), ("operator_last", 0)):
-            margin = 2.0 if pair < overridden else -2.0
-            rows.append({**attack, "defence": defence, "form": "spoken", "placement": "in_turn", "margin": margin})
-            rows.append({**attack, "defence": defence, "form": "none", "placement": "none", "margin": -2.0})
-        edit = {**common, "defence": "none", "form": "none", "placement": "none", "edit_tokens": 31, "extra_tokens": 0}
-        for part in ("legitimate", "contested"):
-            margin = 2.0 if pair < (followed if part == "contested" else 10) else -2.0
-            rows.append({**edit, "part": part, "method": "erratum", "margin": margin})
-    effects = effects_of(ErratumSecurity(), pd.DataFrame(rows))
+    turned = {("none", "spoken"): plain, ("hidden", "spoken"): hidden}
+    attacks = crossed(defence=["none", "hidden", "operator_last"], form=["none", "spoken"])
+    new = [row.pair < turned.get((row.defence, row.form), 0) for row in attacks.itertuples()]
+    placement = attacks["form"].map({"none": "none", "spoken": "in_turn"})
+    attacks = attacks.assign(new=new, part="attack", method="none", placement=placement)
+    edits = crossed(part=["legitimate", "contested"], method=["erratum"], edit_tokens=[31], defence=["none"])
+    new = (edits["part"] == "legitimate") | (edits["pair"] < followed)
+    rows = pd.concat([attacks, edits.assign(new=new, form="none", placement="none")], ignore_index=True)
+    rows = rows.assign(extra_tokens=0, margin=4.0 * rows["new"].astype(bool) - 2.0)
+    effects = effects_of(ErratumSecurity(), rows)
     assert effects["none.in_turn.spoken.override_rate"].estimate == pytest.approx(plain / 10)
     assert effects["hidden.override_rate"].estimate == pytest.approx(hidden / 10)
     assert effects["hidden.prevented"].estimate == pytest.approx((plain - hidden) / 10)

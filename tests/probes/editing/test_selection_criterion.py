@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worded_models import aligned, effects_of, measured, worded
+from made_rows import crossed
+from worded_models import effects_of, gated, measured, worded
 
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import SampleError
@@ -28,13 +29,12 @@ from kvprobe.probes.editing.selection_criterion.probe import (
 )
 from kvprobe.probes.kit.aligned_positions import slots
 from kvprobe.probes.kit.edit_arms import make_arm, run_arm
-from kvprobe.probes.kit.edit_cases import BASELINES, edit_case
+from kvprobe.probes.kit.edit_cases import edit_case
 from kvprobe.probes.kit.ranking import SinglePositions
-from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair
 
 PROBE = SelectionCriterion(sizes=(3,), draws=2, folds=2)
-PAIRS = aligned(GatedDecision(size=3))
+PAIRS = gated(3)
 
 
 def test_every_criterion_is_recomputed_and_copied_as_the_edit_methods_do() -> None:
@@ -75,7 +75,7 @@ def test_kv_change_against_plain_norms() -> None:
 
 @given(loudest=st.integers(0, 30), seed=st.integers(0, 9))
 def test_a_profile_of_the_same_field_is_made_by_other_pairs_of_it(loudest: int, seed: int) -> None:
-    one, stranger = aligned(GatedDecision(size=2, seed=seed))
+    one, stranger = gated(2, seed=seed)
     places = list(one.downstream.positions)
     loud = places[loudest % len(places)]
 
@@ -118,17 +118,9 @@ def test_a_profile_does_not_read_its_own_skeleton(monkeypatch: pytest.MonkeyPatc
 
 def made_rows(recovered: dict[str, float], pairs: int = 20) -> pd.DataFrame:
     """Rows in which each arm recovers a share of the way in every pair."""
-    rows = []
-    for pair in range(pairs):
-        shared = {"pair": pair, "skeleton": f"s{pair}", "m_base": -2.0, "m_donor": 2.0, "noise_floor": 1e-6}
-        for name in [*BLIND, *PROFILES, *UPPER_BOUNDS, RANDOM]:
-            for how in ("", "_copied"):
-                for _ in range(2 if name == RANDOM else 1):
-                    margin = 4 * recovered.get(f"{name}{how}", 0.0) - 2
-                    row = {"criterion": name, "size": 3, "arm": f"{name}_3{how}", "margin": margin}
-                    rows.append({**shared, **row, "correct": margin > 0})
-    constant = {f"baseline_{name}": 0.5 for name in BASELINES}
-    return pd.DataFrame(rows).assign(**constant)
+    rows = crossed(pairs, criterion=[*BLIND, *PROFILES, *UPPER_BOUNDS, RANDOM, RANDOM], how=["", "_copied"])
+    arm, margin = rows["criterion"] + "_3" + rows["how"], (rows["criterion"] + rows["how"]).map(recovered).fillna(0.0)
+    return rows.assign(size=3, arm=arm, margin=4 * margin - 2, correct=margin > 0.5)
 
 
 @given(profile=st.floats(0, 1), copied=st.floats(0, 1), chance=st.floats(0, 1))
@@ -139,7 +131,7 @@ def test_summary_finds_what_was_put_in(profile: float, copied: float, chance: fl
     assert effects["profile_copy_gap_3.recovery"].estimate == pytest.approx(copied - profile, abs=1e-9)
     assert effects["profile_over_random_3.recovery"].estimate == pytest.approx(profile - chance, abs=1e-9)
     assert effects["in_sample_over_profile_3.recovery"].estimate == pytest.approx(-profile, abs=1e-9)
-    assert effects["profile_3.correct_rate"].estimate == float(4 * profile - 2 > 0)
+    assert effects["profile_3.correct_rate"].estimate == float(profile > 0.5)
     assert effects["profile_over_random_3.recovery"].n == 20
 
 

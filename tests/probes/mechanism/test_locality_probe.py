@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from locality_rows import made_rows
 from tiny_models import CONFIGS, FAMILIES, tiny, tokens
+from worded_models import effects_of
+from worded_models import measured as measured_by
 
 from kvprobe.probes.mechanism.locality.probe import INTERVENTIONS, Locality
-from kvprobe.probes.mechanism.locality.reading import READING
-from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.context import Span, TokenizedContext
 from kvprobe.tasks.pairs import Pair, Provenance
 
@@ -28,9 +28,7 @@ def make_pair(seed: int, length: int = 18, start: int = 4, width: int = 2) -> Pa
 
 
 def measured(family: str, pairs: list[Pair], **parameters: Any) -> pd.DataFrame:
-    probe = Locality(**parameters)
-    rows = pd.DataFrame(probe.measure(tiny(family), pairs, lambda done, total: None))
-    return rows.assign(skeleton=[pairs[pair].scenario.skeleton for pair in rows["pair"]])
+    return measured_by(Locality(**parameters), tiny(family), pairs)
 
 
 def margins(rows: pd.DataFrame) -> pd.DataFrame:
@@ -79,17 +77,13 @@ def test_rows_have_the_same_columns_in_every_cell_and_no_missing_number() -> Non
     assert (decisions["positions"] >= 2).all()
 
 
-def effects_of(rows: pd.DataFrame) -> dict[str, Effect]:
-    return {effect.name: effect for effect in READING.read(Locality(), Sample.of_model(rows, StatisticsConfig()))}
-
-
 @given(
     field=st.floats(-0.5, 1.5),
     rest=st.floats(-0.5, 1.5),
     gaps=st.lists(st.floats(1.5, 20), min_size=9, max_size=12),
 )
 def test_summary_finds_what_was_put_in(field: float, rest: float, gaps: list[float]) -> None:
-    effects = effects_of(made_rows(field, rest, gaps))
+    effects = effects_of(Locality(), made_rows(field, rest, gaps))
     assert effects["field_only.recovery"].estimate == pytest.approx(field, abs=1e-9)
     assert effects["downstream_only.recovery"].estimate == pytest.approx(rest, abs=1e-9)
     assert effects["interaction.recovery"].estimate == pytest.approx(1 - field - rest, abs=1e-9)
@@ -104,5 +98,5 @@ def test_summary_finds_what_was_put_in(field: float, rest: float, gaps: list[flo
 
 def test_no_interval_is_narrower_than_the_noise_floor() -> None:
     rows = made_rows(0.0, 1.0, [10.0] * 9).assign(noise_floor=0.5)
-    effect = effects_of(rows)["field_only.recovery"]
+    effect = effects_of(Locality(), rows)["field_only.recovery"]
     assert (effect.low, effect.high) == pytest.approx((-0.05, 0.05))
