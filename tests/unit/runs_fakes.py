@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,10 @@ CONFIG: dict[str, Any] = {
         {"id": "rest", "kind": "critique", "statement": "downstream.recovery < 0.5", "headline": True},
     ],
 }
+
+
+# The tree under test may be edited while the tests run, and loading torch takes seconds.
+PROVENANCE = {"source_hash": "source", "code_version": {"version": "0", "commit": "c", "dirty": False}, "threads": 1}
 
 
 class WordTokenizer:
@@ -143,6 +148,12 @@ def config(**changes: Any) -> ExperimentConfig:
     return ExperimentConfig(**{**CONFIG, **changes})
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the log, which alone may differ."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def main() -> None:
     from kvprobe.runs import runner
 
@@ -150,10 +161,8 @@ def main() -> None:
     probe = FakeProbe()
     probe.before = lambda subject, pairs: time.sleep(seconds)
     preparation.make_probe = lambda config: probe  # type: ignore[assignment]
-    # The tree under test may be edited while the tests run, and loading torch takes seconds.
-    provenance.source_hash = lambda: "source"  # type: ignore[assignment]
-    provenance.code_version = lambda: {"version": "0", "commit": "c", "dirty": False}  # type: ignore[assignment]
-    provenance.threads = lambda: 1
+    for name, value in PROVENANCE.items():
+        setattr(provenance, name, lambda value=value: value)
     assert preparation.provenance is provenance
 
     def say(event: events.Event) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from runs_fakes import FakeProbe, fake_effects, load_subject
+from runs_fakes import PROVENANCE, FakeProbe, contents, fake_effects, load_subject  # noqa: F401 - contents is offered too
 
 from kvprobe.figures.bars import Bars
 from kvprobe.figures.by_model import EffectsByModel
@@ -100,8 +100,8 @@ class Together(Blocks):
 
 def fix_provenance() -> None:
     """The tree under test may be edited while the tests run."""
-    provenance.source_hash = lambda: "source"  # type: ignore[assignment]
-    provenance.code_version = lambda: {"version": "0", "commit": "c", "dirty": False}  # type: ignore[assignment]
+    for name in ("source_hash", "code_version"):
+        setattr(provenance, name, lambda value=PROVENANCE[name]: value)
 
 
 def experiment(name: str, section: str = "3", **changes: Any) -> ExperimentConfig:
@@ -124,12 +124,6 @@ def run(results: Path, configs: Sequence[ExperimentConfig], jobs: int, **argumen
     return run_section(
         configs, results_dir=results, jobs=jobs, load_subject=load_subject, start_worker=fix_provenance, **arguments
     )
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files but the log, which alone may differ."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def group_is_gone(group: int, seconds: float) -> bool:
