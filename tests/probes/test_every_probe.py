@@ -22,7 +22,7 @@ from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError, KvprobeError
 from kvprobe.figures.panel import Panel
 from kvprobe.probes.base import PROBES
-from kvprobe.report.reference import paper_model, reference
+from kvprobe.report.reference import paper_model, paper_value, reference
 from kvprobe.report.write import panels
 from kvprobe.runs import load_config
 from kvprobe.runs.config import ExperimentConfig
@@ -131,6 +131,20 @@ def test_what_the_paper_measured_stands_in_its_table(name: str) -> None:
     known = set(reference()[["experiment", "condition", "metric"]].itertuples(index=False, name=None))
     for entry in make_probe(OF_PROBE[name]).read_by().paper.values():
         assert (entry.experiment, entry.condition, entry.metric) in known
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_claims_quote_the_papers_table(name: str) -> None:
+    entries = make_probe(EXPERIMENTS[name]).read_by().paper
+    for claim in EXPERIMENTS[name].claims:
+        entry = entries.get(claim.parsed.effect)
+        if entry is None:
+            continue
+        known = {model: paper_value(entry, model) for model in reference()["model"].dropna().unique()}
+        for model, quoted in claim.paper_values.items():
+            value = known.get(paper_model(model))
+            assert value is None or quoted == pytest.approx(value, abs=5e-4), (claim.id, model)
+        assert claim.paper_value in {None, *known.values()}, claim.id
 
 
 def tiny_config(name: str) -> ExperimentConfig:
