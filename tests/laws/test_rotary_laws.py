@@ -40,18 +40,20 @@ def test_repositions_add_up_bit_for_bit(name: str, dtype: torch.dtype, a: int, b
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=10)
-@given(length=st.sampled_from([WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 2]), delta=st.integers(1, 300))
-def test_a_moved_cache_is_that_of_a_native_prefill(name: str, length: int, delta: int) -> None:
+@given(length=st.sampled_from([WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 2]), end=st.integers(24, 109))
+def test_a_moved_cache_is_that_of_a_native_prefill(name: str, length: int, end: int) -> None:
     """Relative positions are all a RoPE model sees, so the whole prefill moves, at every layer, and decides alike."""
-    subject, ids = tiny(name, torch.float64), tokens(length)
+    subject, ids, delta = tiny(name, torch.float64), tokens(length), end - length
     here, there = (prefill(subject, ids, offset=offset).cache for offset in (0, delta))
     moved, receipt = reposition(subject, here, delta)
     assert torch.equal(moved.positions, there.positions)
     assert receipt.tokens_rotated == length
     decided, native = (forward(subject, [7], cache).logits for cache in (moved, there))
     torch.testing.assert_close(decided, native, atol=1e-4, rtol=0)
+    # The library rounds its angles, and later layers carry that on over all they attend to.
+    close = 2e-5 if length <= LENGTH else 1e-4
     for mine, native, old in zip(moved.layers, there.layers, here.layers, strict=True):
-        torch.testing.assert_close(mine.keys, native.keys, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(mine.keys, native.keys, atol=close, rtol=close)
         assert torch.equal(mine.values, old.values)
         assert not torch.equal(mine.keys, old.keys)
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 EXPERIMENTS = {config.name: config for config in map(load_config, sorted(ROOT.glob("experiments/section*/*.yaml")))}
 OF_PROBE = {config.probe: config for config in EXPERIMENTS.values()}
 RUNS = {folder.parent.name: folder for folder in find_runs(RELEASED)}
-FOLDED, FEW = 10, 3
+FOLDED, FEW = 10, 2
 """Pairs to measure: enough for folds where a probe sees all of them at once, else few."""
 # Why a tiny random model that only knows words cannot be measured.
 NOT_HERE = {

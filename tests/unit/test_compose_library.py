@@ -102,13 +102,6 @@ def test_models_that_differ_are_refused_with_the_file_and_what_to_do(tmp_path: P
     assert library.load(changed(subject, attention="eager"), "a").token_ids == tuple(IDS)
 
 
-def test_yarn_and_linear_tables_of_equal_size_are_told_apart(tmp_path: Path) -> None:
-    library = SkillLibrary(tmp_path)
-    library.save(tiny("llama_yarn"), "a", precompile(tiny("llama_yarn"), IDS, "none"))
-    with pytest.raises(UnsupportedError, match="configuration"):
-        library.load(tiny("llama_linear"), "a")
-
-
 def test_a_chunk_of_another_model_is_not_saved(tmp_path: Path) -> None:
     chunk = precompile(tiny("qwen3"), IDS, "none")
     for other in (tiny("qwen3", torch.float64), tiny("gemma2")):
