@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import made_rows
-from worded_models import effects_of, gated, margin_behind, measured, plain_margin, worded
+from worded_models import gated, margin_behind, measured, plain_margin, worded
 
 from kvprobe.probes.mechanism.suffix_concentration.probe import SuffixConcentration
+from kvprobe.probes.mechanism.suffix_concentration.reading import position_shares
+from kvprobe.stats import Effect, Sample, StatisticsConfig
 from kvprobe.tasks.pairs import Pair
 
 SMALL = SuffixConcentration(
@@ -103,10 +105,14 @@ def single_rows(recoveries: list[float], segments: list[str], delimiters: list[b
     return made_rows(cases, gaps=[2.0 + pair for pair in range(9)], base=-1.0)
 
 
+def shares_of(rows: pd.DataFrame) -> dict[str, Effect]:
+    return {effect.name: effect for effect in position_shares(Sample.of_model(rows, StatisticsConfig()))}
+
+
 @given(recoveries=st.lists(st.floats(-0.3, 0.9), min_size=4, max_size=4).filter(lambda r: max(r) > 0.01))
 def test_shares_are_of_the_positive_part_and_densities_are_per_token(recoveries: list[float]) -> None:
     segments, delimiters = ["field", "policy", "policy", "task"], [False, False, True, False]
-    shares = effects_of(SMALL, single_rows(recoveries, segments, delimiters))
+    shares = shares_of(single_rows(recoveries, segments, delimiters))
     positive = [max(recovery, 0.0) for recovery in recoveries]
     total = sum(positive)
     assert shares["mass.policy"].estimate == pytest.approx((positive[1] + positive[2]) / total, abs=1e-6)
@@ -119,5 +125,5 @@ def test_shares_are_of_the_positive_part_and_densities_are_per_token(recoveries:
 def test_a_pair_without_any_recovery_is_excluded_and_told() -> None:
     rows = single_rows([0.2, 0.2], ["field", "policy"], [False, True])
     rows.loc[rows["pair"] == 0, "margin"] = -1.0
-    effect = effects_of(SMALL, rows)["mass.field"]
+    effect = shares_of(rows)["mass.field"]
     assert (effect.excluded, effect.n) == (1, 8)
