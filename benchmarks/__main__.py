@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from kvprobe.cli.app import FAILED, INTERRUPTED, quieten
+from kvprobe.cli.terminal import Terminal, say
 from kvprobe.errors import ConfigError, KvprobeError
 
 MODEL_VARIABLE = "KVPROBE_BENCH_MODEL"
@@ -40,10 +40,10 @@ def bench(
     try:
         failed = _bench(only, models, tokens, threads, results, quick=quick)
     except KvprobeError as error:
-        typer.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}", err=True)
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted; what was measured is in {results / 'bench.json'}.", err=True)
+        say(f"Interrupted; what was measured is in {results / 'bench.json'}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if failed:
         raise typer.Exit(FAILED)
@@ -70,7 +70,7 @@ def _bench(
     changes["models"] = (*chosen, further) if further else chosen
     if threads is not None:
         torch.set_num_threads(threads)
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -86,11 +86,11 @@ def _bench(
             results,
             lambda what, share: progress.update(task, description=what, completed=share),
         )
-    print_report(report, Console(highlight=False))
-    typer.echo(f"Written: {results / 'bench.json'}, {results / 'bench.md'}")
+    print_report(report, Terminal())
+    say(f"Written: {results / 'bench.json'}, {results / 'bench.md'}")
     for line in report.disagreeing:
         what = line.note or f"differs by {line.difference:.1e} logits, more than {line.tolerance:.1e}"
-        typer.echo(f"Error: {line.label}, {line.sweep} sweep, {line.tokens} tokens, {line.model}: {what}", err=True)
+        say(f"Error: {line.label}, {line.sweep} sweep, {line.tokens} tokens, {line.model}: {what}", err=True)
     return bool(report.disagreeing)
 
 

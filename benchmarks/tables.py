@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from benchmarks.contestants.base import REFERENCE
 from benchmarks.results import Report, Spread, SweepLine
+from kvprobe.cli.terminal import Terminal
 from kvprobe.report.tables import markdown_table
 
 _GOOD, _BAD = "green", "bold red"
@@ -70,7 +71,7 @@ def machine_line(report: Report) -> str:
     )
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: Report, console: Terminal) -> None:
     """Show all tables."""
     console.print(terminal(report))
 
