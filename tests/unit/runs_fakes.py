@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,21 +44,28 @@ PROVENANCE = {"source_hash": "source", "code_version": {"version": "0", "commit"
 
 
 class WordTokenizer:
-    """Words with the blank before them are tokens; there is no BOS and no chat template."""
+    """Words and marks with the blank before them are tokens; there is no BOS and no chat template."""
 
     bos_token_id = None
     bos_token = None
     chat_template = None
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
+    backend_tokenizer = SimpleNamespace(post_processor=None)
 
     def __init__(self) -> None:
         self.words: dict[int, str] = {}
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        ids = []
-        for word in re.findall(r" ?[^\s]+|\s", text):
-            ids.append(zlib.crc32(word.encode()))
-            self.words[ids[-1]] = word
-        return ids
+    def __len__(self) -> int:
+        return 1
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[Any]]:
+        found = list(re.finditer(r" ?\w+| ?[^\w\s]|\s", text))
+        ids = [zlib.crc32(match[0].encode()) for match in found]
+        self.words |= dict(zip(ids, (match[0] for match in found), strict=True))
+        return {"input_ids": ids, "offset_mapping": [match.span() for match in found]}
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return self(text)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.words[token] for token in ids)
