@@ -161,7 +161,12 @@ def test_enter_on_a_number_says_where_it_comes_from_and_escape_returns(
     opened: Opened, results: list[RunResult]
 ) -> None:
     page, result = opened.page, results[0]
-    number = page.locator("#verdict-table tr", has_text="steady").filter(has_text="blue").locator(".number").nth(1)
+    number = (
+        page.locator("#verdict-table tr", has=page.get_by_role("link", name="steady"))
+        .filter(has_text="blue")
+        .locator(".number")
+        .nth(1)
+    )
     number.focus()
     page.keyboard.press("Enter")
     panel = page.get_by_role("dialog")

@@ -16,7 +16,10 @@ NASTY = """</script><script>document.title = "broken"</script><!-- <img src=x on
 
 def finished_runs(folder: Path) -> list[RunResult]:
     """Two experiments of section 3, one of them without a stored figure, and one of section 4 that fails on a model."""
-    nasty = [*CLAIMS[:2], {"id": "odd", "kind": "critique", "statement": "abs(field_only.recovery) <= 0.2", "source": NASTY}]
+    nasty = [
+        *CLAIMS[:2],
+        {"id": "odd", "kind": "critique", "statement": "abs(field_only.recovery) <= 0.2", "source": NASTY},
+    ]
     configs = [
         experiment("steady", "3.1"),
         experiment("nasty", "3.2", question=NASTY, claims=nasty),
