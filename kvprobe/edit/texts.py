@@ -55,6 +55,12 @@ def checked(edited: Edited, context: Context, edit: FieldEdit, texts: Sequence[S
         span = prompt.spans.get(segment.name)
         if span is not None and prompt.token_ids[span.start : span.end] == ids:
             known[segment.name] = segment
+    for name, span in prompt.spans.items():
+        if name not in known:
+            # A method may add segments of names that it alone knows, such as errata that are all kept.
+            ids = tuple(prompt.token_ids[span.start : span.end])
+            said = texts[-1] if ids == tuple(edit.erratum_ids) else Segment(name, tokenizer.decode(ids), ids=ids)
+            known[name] = dataclasses.replace(said, name=name)
     text = dataclasses.replace(context, segments=tuple(known[name] for name in prompt.spans))
     whole = tokenize(text, tokenizer)
     if whole.token_ids != prompt.token_ids:

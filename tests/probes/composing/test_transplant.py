@@ -134,6 +134,12 @@ def test_without_a_token_for_the_beginning_of_a_text_that_header_is_left_out() -
         def __getattr__(self, name: str) -> Any:
             return getattr(TOKENIZER, name)
 
+        def __len__(self) -> int:
+            return len(TOKENIZER)
+
+        def __call__(self, *arguments: Any, **settings: Any) -> Any:
+            return TOKENIZER(*arguments, **settings)
+
     subject = replace(worded("qwen3", torch.float32), tokenizer=Headless())
     names = set(effects_of(PROBE, measured(PROBE, subject, pairs_of(2))))
     assert not any("splice_bos" in name for name in names)
