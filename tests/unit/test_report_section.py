@@ -63,7 +63,7 @@ def test_the_table_holds_every_verdict_at_every_width(section: SectionResult, wi
     outcomes = [verdict.word for _, verdict in section.verdicts()]
     for outcome in set(outcomes):
         assert body.count(f" {outcome}") == outcomes.count(outcome)
-    assert {"holds", "fails", "passes", "not applicable"} == set(outcomes)
+    assert {"holds", "fails", "passes", "not applicable"} <= set(outcomes)
     assert "RuntimeError: out of luck" in " ".join(text.split())
     assert ("n/cl/excl" in text) == (width >= 100)
     if width >= 80:
