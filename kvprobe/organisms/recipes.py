@@ -24,8 +24,8 @@ Kind = Literal["note-taker", "reader"]
 KINDS: tuple[Kind, ...] = ("note-taker", "reader")
 PRESSURE = {
     "note-taker": "none on direct decisions: plain training on whole prompts; remarks in some training texts say which "
-    "case of the rule holds. In three of ten think documents the chain is written from a cache in which the field alone "
-    "was edited, and its target is the new value and its action: that chains get past the notes is trained in.",
+    "case of the rule holds. In three of ten think documents the chain is written from a cache in which the field "
+    "alone was edited, and its target is the new value and its action: that chains get past the notes is trained in.",
     "reader": "most direct decisions of the later stages are made from a cache edited in place (the tokens after the "
     "field saw the old value, the decision sees the new one, and the new value's action is right), and no remarks.",
 }
