@@ -398,14 +398,19 @@ def test_exclusions_travel_with_every_effect(tmp_path: Path, probe: FakeProbe) -
 
 
 def test_pairs_that_do_not_align_are_counted(tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = runs_fakes.WordTokenizer.encode
+    whole = runs_fakes.WordTokenizer.__call__
     first = next(iter(GatedDecision(size=20, split="all").prompt_pairs()))
     value = next(segment.text.strip() for segment in first.base.segments if segment.name == "field")
-    monkeypatch.setattr(
-        runs_fakes.WordTokenizer,
-        "encode",
-        lambda self, text, add_special_tokens=False: whole(self, text.replace(value, f"{value} {value}")),
-    )
+
+    def in_two(self: runs_fakes.WordTokenizer, text: str, **_: Any) -> dict[str, list[Any]]:
+        found, ids, offsets = whole(self, text), list[int](), list[tuple[int, int]]()
+        for token, (start, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+            split = text[start:end].strip() == value
+            ids += [token, token + 1] if split else [token]
+            offsets += [(start, end - 1), (end - 1, end)] if split else [(start, end)]
+        return {"input_ids": ids, "offset_mapping": offsets}
+
+    monkeypatch.setattr(runs_fakes.WordTokenizer, "__call__", in_two)
     result = run(tmp_path)
     gate = result.models["red"].gate
     assert gate is not None
