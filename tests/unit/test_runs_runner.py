@@ -407,6 +407,7 @@ def test_pairs_that_do_not_align_are_counted(tmp_path: Path, probe: FakeProbe, m
         for token, (start, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
             split = text[start:end].strip() == value
             ids += [token, token + 1] if split else [token]
+            self.words |= {token + 1: text[end - 1 : end]} if split else {}
             offsets += [(start, end - 1), (end - 1, end)] if split else [(start, end)]
         return {"input_ids": ids, "offset_mapping": offsets}
 
