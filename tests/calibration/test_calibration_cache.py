@@ -14,6 +14,7 @@ import pytest
 from micro_runs import MicroRun, micro_run, notes_of
 
 from kvprobe.models import micro
+from kvprobe.probes.mechanism.scrub.hypotheses import ARMS
 from kvprobe.runs.claims import Outcome
 from kvprobe.tasks.pairs import Pair
 
@@ -233,6 +234,8 @@ def test_scrub(kind: str) -> None:
     assert run.estimate("note_opposite.recovery") == pytest.approx(1, abs=0.02)
     assert run.estimate("note_opposite_2.recovery") == pytest.approx(1, abs=0.02)
     assert run.estimate("hypothesis.explained") == pytest.approx(1, abs=0.02)
+    assert run.estimate("anything.drift") > 0.25
+    assert {f"{arm}.drift" for arm in ARMS} <= set(run.effects)
 
 
 @pytest.mark.parametrize("template", ["conversation", "lookup", "two_hop"])
