@@ -79,6 +79,7 @@ def _check_place(jobs: int | None, executor: str, ray_address: str | None) -> No
 
 def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, Any]) -> bool:
     """Run an experiment, show its verdicts and write its report. Returns whether something failed."""
+    from kvprobe.report.findings import findings_text
     from kvprobe.report.tables import model_lines, verdict_tables
     from kvprobe.report.write import write_report
 
@@ -89,6 +90,7 @@ def _run_one(configs: list[ExperimentConfig], results: Path, place: dict[str, An
     for result in section.results:
         console.print(verdict_tables(result, console.width))
         console.print(model_lines(result))
+        console.print(findings_text([result]))
         report = write_report(result)
         console.print(f"\nFigure: {report.figures[0]}\nReport: {report.summary}", soft_wrap=True)
         if result.failed:

@@ -17,11 +17,22 @@ if TYPE_CHECKING:
 
 MODEL_COLORS = tuple(COLORS[name] for name in ("blue", "vermilion", "green", "purple", "orange", "sky"))
 """Colours of the models where several share one axes."""
+_MARKERS = "os^vPX"
 
 
 def color_of(number: int) -> str:
     """The colour of the `number`-th model, the same in all axes of a figure."""
     return MODEL_COLORS[number % len(MODEL_COLORS)]
+
+
+def marker_of(number: int) -> str:
+    """The marker of the `number`-th model, so that models are told apart without colour too."""
+    return _MARKERS[number % len(_MARKERS)]
+
+
+def model_marker(panels: Sequence[Panel], panel: Panel) -> str:
+    """The marker of one of the models, by its place among all."""
+    return marker_of([each.model for each in panels].index(panel.model))
 
 
 def model_color(panels: Sequence[Panel], panel: Panel) -> str:
@@ -32,13 +43,13 @@ def model_color(panels: Sequence[Panel], panel: Panel) -> str:
 def draw_doses_by_model(axes: Axes, panels: Sequence[Panel], solid: tuple[str, str], dashed: tuple[str, str]) -> None:
     """Two curves `(condition, metric)` of each measured model over their parameter, in its colour; see `draw_dose`.
 
-    Where the second has a single size, it is a cross.
+    Where the second has a single size, it is a cross; the paper's values of the second are thin diamonds.
     """
     for panel in (panel for panel in panels if panel.effects):
-        color = model_color(panels, panel)
-        draw_dose(axes, panel, *solid, color=color, label=panel.model)
+        color, marker = model_color(panels, panel), model_marker(panels, panel)
+        draw_dose(axes, panel, *solid, color=color, label=panel.model, marker=marker)
         single = len(panel.curve(*dashed)) == 1
-        draw_dose(axes, panel, *dashed, color=color, ls="--", ms=6, marker="x" if single else "")
+        draw_dose(axes, panel, *dashed, color=color, ls="--", ms=6, marker="x" if single else "", paper="d")
 
 
 def draw_by_model(
@@ -64,7 +75,9 @@ def draw_by_model(
         low = np.clip([effect.low for effect in known.values()], *limits)
         high = np.clip([effect.high for effect in known.values()], *limits)
         reach = np.maximum([estimates - low, high - estimates], 0.0)
-        axes.errorbar(list(known), estimates, yerr=reach, fmt="o", ms=4, lw=1.2, color=color, label=panel.model)
+        axes.errorbar(
+            list(known), estimates, yerr=reach, fmt=marker_of(number), ms=4, lw=1.2, color=color, label=panel.model
+        )
         paper = {place + offset: panel.paper[name] for place, name in enumerate(labels) if name in panel.paper}
         axes.plot(list(paper), list(paper.values()), "D", ms=6, mfc="none", mec=color, mew=1.0, zorder=1)
     axes.set_xticks(range(len(labels)), list(labels.values()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvprobe.figures.by_model import model_color
+from kvprobe.figures.by_model import model_color, model_marker
 from kvprobe.figures.panel import Panel
 from kvprobe.figures.style import COLORS, PAPER_MARKER, levels
 
@@ -153,7 +153,8 @@ class CurvesByModel:
         sizes = _sizes(panels, curves, self.over)
         for panel in panels:
             color = model_color(panels, panel)
-            own = replace(curves[0], color=color, label=panel.model), replace(curves[1], color=color)
+            marker = model_marker(panels, panel)
+            own = replace(curves[0], color=color, label=panel.model, marker=marker), replace(curves[1], color=color)
             draw_curves(axes, panel, own, self.over, sizes=sizes, scale=self.scale)
         _size_axis(axes, sizes, self.xlabel)
         axes.set_ylabel(self.ylabel)

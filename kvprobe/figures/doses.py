@@ -126,6 +126,7 @@ def draw_dose(
     color: str,
     label: str | None = None,
     shift: float | None = None,
+    paper: str = "D",
     **line: Any,
 ) -> None:
     """The effects of one condition over its parameter, with their intervals, and the paper's values as diamonds.
@@ -138,6 +139,7 @@ def draw_dose(
         color: of the curve.
         label: in the key.
         shift: by how much the curve is moved along the axis, its intervals drawn as bars; `None` for a band.
+        paper: marker of the paper's values.
         line: for matplotlib's `plot`.
     """
     points = _points(panel, curve, metric)
@@ -153,13 +155,13 @@ def draw_dose(
         axes.vlines(sizes, low, high, color=color, alpha=0.3, lw=2.5, zorder=2)
     style: dict[str, Any] = {"marker": "o", "ms": 3.5, "lw": 1.5, "zorder": 3} | line
     axes.plot(sizes, [effect.estimate for effect in effects], color=color, label=label, **style)
-    paper = {
+    known = {
         size: panel.paper[effect.name]
         for size, effect in zip(sizes, effects, strict=True)
         if effect.name in panel.paper
     }
-    if paper:
-        axes.plot(list(paper), list(paper.values()), "D", ms=5, mfc="white", mec=color, mew=1.2, zorder=4)
+    if known:
+        axes.plot(list(known), list(known.values()), paper, ms=5, mfc="white", mec=color, mew=1.2, zorder=4)
 
 
 def dose_axis(axes: Axes, sizes: Sequence[float], label: str = "patched positions") -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvprobe.errors import StoreError
 from kvprobe.figures.panel import Panel
@@ -117,10 +117,16 @@ def save_figure(figure: Figure, stem: Path, metadata: Mapping[str, str]) -> list
             figure.draw_without_rendering()
             figure.set_layout_engine(None)
             figure.savefig(png, dpi=200, facecolor="white", metadata={"Software": None, **metadata})
-            figure.savefig(svg, facecolor="white", metadata={"Date": None, "Identifier": ", ".join(metadata.values())})
+            write_svg(figure, svg, ", ".join(metadata.values()))
     except OSError as error:
         raise StoreError(f"The figure {png} cannot be written ({error.strerror}); choose another folder.") from error
     return [png, svg]
+
+
+def write_svg(figure: Figure, file: Path | BinaryIO, identifier: str = "") -> None:
+    """Write a figure as SVG, the same bytes for the same figure."""
+    with styled():
+        figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None, "Identifier": identifier})
 
 
 def _below_title(axes: Axes, text: str) -> None:

@@ -95,6 +95,8 @@ class Reading:
         may_lack: why an effect may be missing, by a pattern of its name (`rome.*`).
         finding: one sentence that opens reports, with names of effects in braces where their numbers go; empty for
             probes that are not a section's main result.
+        step: place in the section's argument, from 1: these experiments make its main figure and open its report, in
+            this order; the others are its supplement.
     """
 
     effects: Callable[[Sample, Any], Iterable[Effect]]
@@ -102,6 +104,7 @@ class Reading:
     paper: Mapping[str, PaperEntry] = field(default_factory=dict)
     may_lack: Mapping[str, str] = field(default_factory=dict)
     finding: str = ""
+    step: int = 0
 
     def read(self, probe: Probe, sample: Sample) -> list[Effect]:
         """All effects of one model.

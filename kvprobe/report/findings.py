@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from kvprobe.errors import UnknownNameError
+from kvprobe.probes.base import Reading
 from kvprobe.report.tables import short
 from kvprobe.runs.preparation import make_probe
 from kvprobe.runs.results import ModelResult, RunResult
@@ -18,17 +19,17 @@ _NUMBER = re.compile(r"\{([\w.]+)\}")
 
 
 def findings(results: Sequence[RunResult]) -> dict[str, list[str]]:
-    """Sentences by model, in the order of the experiments; those of a probe that states none are left out.
+    """Sentences by model, in the order of the argument; those of a probe that states none are left out.
 
     A sentence names what was measured and gives the numbers; it is the same whatever they are.
     """
     said: dict[str, list[str]] = {}
-    told: set[str] = set()
+    told: dict[str, tuple[Reading, RunResult]] = {}
     for result in results:
-        text = make_probe(result.config).read_by().finding
-        if not text or result.config.probe in told:
+        told.setdefault(result.config.probe, (make_probe(result.config).read_by(), result))
+    for reading, result in sorted(told.values(), key=lambda pair: pair[0].step):
+        if not (text := reading.finding):
             continue
-        told.add(result.config.probe)
         for model in result.models.values():
             if (sentence := _sentence(text, model)) is not None:
                 said.setdefault(short(model.name), []).append(sentence)

@@ -56,7 +56,7 @@ def browser() -> Iterator[Any]:
 class Opened:
     """The page as a reader opens it, and what it said and asked for."""
 
-    def __init__(self, browser: Any, address: str, **settings: Any) -> None:
+    def __init__(self, browser: Any, address: str, *, unfolded: bool = True, **settings: Any) -> None:
         self.context = browser.new_context(offline=True, **settings)
         self.page = self.context.new_page()
         self.said: list[str] = []
@@ -65,6 +65,8 @@ class Opened:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(address)
+        if unfolded:
+            self.page.evaluate("for (const fold of document.querySelectorAll('.fold')) fold.open = true")
 
     def drawn(self, figure: str = FIGURE) -> Any:
         """The figure, scrolled to and drawn."""
@@ -89,7 +91,7 @@ def test_all_of_it_can_be_opened_and_nothing_is_wider_than_the_window(opened: Op
     page = opened.page
     for article in page.locator("article").all():
         article.scroll_into_view_if_needed()
-        for summary in article.locator("summary").all():
+        for summary in article.locator(".fold summary:visible").all()[1:]:
             summary.click()
     opened.drawn()
     page.locator(".stored img").first.wait_for()
@@ -100,6 +102,25 @@ def test_all_of_it_can_be_opened_and_nothing_is_wider_than_the_window(opened: Op
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.title() == "kvprobe: results and their provenance"
     assert NASTY in page.locator("#experiment-nasty .question").inner_text()
+
+
+@pytest.mark.parametrize("settings", [WIDE, PHONE], ids=["wide", "phone"])
+def test_what_is_folded_opens_by_its_link(browser: Any, address: str, settings: dict[str, Any]) -> None:
+    opened = Opened(browser, address, unfolded=False, **settings)
+    page = opened.page
+    assert not page.locator(FIGURE).is_visible()
+    assert not page.locator("#verdict-table").is_visible()
+    page.locator("nav a[href='#verdicts']").click()
+    assert page.locator("#verdict-table").is_visible()
+    page.locator("#verdict-table a[href='#experiment-steady']").first.click()
+    assert page.locator(FIGURE).is_visible()
+    assert opened.drawn().is_visible()
+    opened.context.close()
+    # A link from elsewhere does the same.
+    opened = Opened(browser, f"{address}#experiment-steady", unfolded=False, **settings)
+    assert opened.drawn().is_visible()
+    assert opened.said == []
+    opened.context.close()
 
 
 def test_filters_choose_what_they_say(opened: Opened, results: list[RunResult]) -> None:
@@ -268,7 +289,7 @@ SETTINGS = [
 def test_axe_finds_nothing(opened: Opened) -> None:
     page = opened.page
     for article in page.locator("article").all():
-        for summary in article.locator("summary").all():
+        for summary in article.locator(".fold summary:visible").all()[1:]:
             summary.click()
     opened.drawn()
     page.locator("#verdict-table .number").first.click()

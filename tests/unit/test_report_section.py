@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +21,8 @@ from kvprobe.figures.panel import Panel
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.probes.base import Reading
 from kvprobe.report.counts import TITLES
-from kvprobe.report.section import Reports, draw_section, letters, write_section
+from kvprobe.report.section import Reports, write_section
+from kvprobe.report.section_figure import MOST_PANELS, argument, pages_of
 from kvprobe.report.section_tables import LOST, section_table, verdict_markdown
 from kvprobe.runs import RunResult, SectionResult, provenance
 from kvprobe.runs.explain import explain
@@ -127,20 +127,28 @@ def test_probes_without_a_main_plot_get_no_axes(section: SectionResult, monkeypa
     failures: list[Failure] = []
     plain = Reading(fake_effects, FigureSpec("What the fakes recover", section_fakes.PARTS))
     monkeypatch.setattr(section_fakes.Together, "reading", plain)
-    figure, caption = draw_section(section, failures)
-    assert figure is not None
-    assert [line.split(",")[0] for line in caption] == ["**A**", "**B**"]
-    assert [bool(axes.axison) for axes in figure.axes] == [True, True]
+    (page,) = pages_of(section, failures)
+    assert [line.split(",")[0] for line in page.caption] == ["**A**", "**B**"]
+    assert [bool(axes.axison) for axes in page.figure.axes] == [True, True]
     assert not failures
     monkeypatch.setattr(section_fakes.Blocks, "reading", plain)
-    assert draw_section(section, failures) == (None, [])
+    assert pages_of(section, failures) == []
 
 
-def test_letters_go_on_after_z() -> None:
-    names = list(islice(letters(), 30))
-    assert names[:2] == ["A", "B"]
-    assert names[25:28] == ["Z", "AA", "AB"]
-    assert len(set(names)) == 30
+def test_the_argument_comes_first_in_its_own_order_and_the_rest_follows(
+    section: SectionResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = section.results[0]
+    eight = tuple(replace(steady, config=steady.config.model_copy(update={"name": f"e{i}"})) for i in range(8))
+    steps = {"e5": 1, "e2": 2}
+    monkeypatch.setattr("kvprobe.report.section_figure._step", lambda result: steps.get(result.config.name, 0))
+    shown = [[result.config.name for result in page.results] for page in pages_of(SectionResult("s", eight), [])]
+    assert shown == [["e5", "e2"], ["e0", "e1", "e3", "e4", "e6", "e7"]]
+    second = SectionResult("t", (replace(eight[0], config=eight[0].config.model_copy(update={"name": "e5"})),))
+    both = [result.config.name for result in argument([SectionResult("s", eight), second])]
+    assert both == ["e5", "e2", "e5"]
+    steps.clear()
+    assert [len(page.results) for page in pages_of(SectionResult("s", eight), [])] == [MOST_PANELS, 2]
 
 
 def test_a_model_keeps_its_colour_where_another_is_missing() -> None:
@@ -199,18 +207,16 @@ def test_report_draws_the_sections_again(section: SectionResult, monkeypatch: py
     assert "nothing to draw" in done.stderr
 
 
-def test_places_without_an_experiment_stay_empty(section: SectionResult) -> None:
+def test_no_panel_is_empty(section: SectionResult) -> None:
     three = SectionResult("section3", section.results[:1] * 3)
-    figure, caption = draw_section(three, [])
-    assert figure is not None
-    assert len(caption) == 3
-    assert [bool(axes.axison) for axes in figure.axes] == [True] * 3 + [False]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["red", "blue", "the paper's value"]
+    (page,) = pages_of(three, [])
+    assert len(page.caption) == len(page.figure.axes) == 3
+    # A title that stands above another panel already gives way to the experiment's name.
+    assert [axes.get_title() for axes in page.figure.axes] == ["What the fakes recover", "steady", "steady"]
+    assert [text.get_text() for text in page.figure.legends[0].get_texts()] == ["red", "blue", "the paper's value"]
 
 
-def test_an_experiment_without_any_measured_model_says_so(tmp_path: Path) -> None:
+def test_an_experiment_without_any_measured_model_has_no_panel(tmp_path: Path) -> None:
     failed = run(tmp_path, [experiment("failed", models=["broken"])], 1)
-    figure, _ = draw_section(failed, [])
-    assert figure is not None
-    assert [text.get_text() for text in figure.axes[0].texts][:1] == ["broken: failed"]
+    assert pages_of(failed, []) == []
     assert "broken: failed. The weights of broken are truncated; pull them again." in shown(failed, 120)

@@ -204,6 +204,21 @@
       redraw();
     }, { rootMargin: "400px" }).observe(element);
   }
+  // A link to an experiment or to the verdicts opens what is folded there.
+  function unfold(hash) {
+    const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    const fold = target && target.querySelector(":scope > .fold");
+    if (!fold) return;
+    fold.open = true;
+    target.scrollIntoView();
+  }
+  document.addEventListener("click", ({ target }) => {
+    const link = target.closest('a[href^="#"]');
+    if (link) unfold(link.hash);
+  });
+  addEventListener("hashchange", () => unfold(location.hash));
+  unfold(location.hash);
+
   // Browsers keep what a form held when a page is loaded again.
   filter();
 })();

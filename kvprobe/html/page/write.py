@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from kvprobe.figures.style import write_svg
 from kvprobe.html.page.charts import themes
 from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
 from kvprobe.report.counts import CHANGED, TITLES, by_kind, count_sentence, fixed_before
 from kvprobe.report.findings import TITLE, findings
-from kvprobe.report.section import sample_of
+from kvprobe.report.section_figure import argument, draw_page, sample_of
 from kvprobe.report.section_tables import ALIKE, HEADLINE, LOST, p_text
 from kvprobe.report.tables import interval, number, short
 from kvprobe.report.write import write_text
@@ -122,6 +124,7 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
         counted=count_sentence(line.verdict for line in lines),
         kinds=[TITLES[kind] for kind, _ in by_kind(line.verdict for line in lines)],
         models=list(dict.fromkeys(line.verdict.model for line in lines)),
+        figure=_figure(sections, failures),
         failures=failures,
         found=TITLE,
         headline=HEADLINE,
@@ -134,6 +137,17 @@ def page_html(sections: Sequence[SectionResult], folder: Path, failures: list[Fa
         style=asset("page.css"),
         script=asset("page.js"),
     )
+
+
+def _figure(sections: Sequence[SectionResult], failures: list[Failure]) -> dict[str, Any] | None:
+    """The main figure of all sections as an image, with its caption; `None` where no experiment belongs to it."""
+    if not (shown := argument(sections)):
+        return None
+    models = list(dict.fromkeys(model for section in sections for result in section.results for model in result.models))
+    page, svg = draw_page("main", shown, models, failures), io.BytesIO()
+    write_svg(page.figure, svg)
+    names = [(result.config.name, result.config.question) for result in page.results]
+    return {"svg": base64.b64encode(svg.getvalue()).decode(), "names": names}
 
 
 def _shown(

@@ -95,4 +95,5 @@ READING = Reading(
         "*_[0-9]*.*": "Its full prefill decides too few prompts with that many skills correctly.",
         "*.most_less_fewest.*": "Its full prefill is accurate enough at one number of skills only.",
     },
+    step=4,
 )

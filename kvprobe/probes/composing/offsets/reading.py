@@ -125,4 +125,5 @@ READING = Reading(
         "*.full.*": "The model has sliding layers only.",
         **KAPPA_MAY_LACK,
     },
+    step=3,
 )

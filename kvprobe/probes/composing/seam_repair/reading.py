@@ -138,4 +138,5 @@ READING = Reading(
         for size in (0, 2, 4, 8, 16, 32)
     },
     may_lack={"*bos*": "The tokenizer has no beginning-of-text token.", **KAPPA_MAY_LACK},
+    step=2,
 )

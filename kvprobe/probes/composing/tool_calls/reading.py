@@ -105,4 +105,5 @@ READING = Reading(
         "splice_none.same_name": PaperEntry("tool_calling", "transplant_vs_full", "agreement"),
     },
     may_lack={"*.kappa": "All calls are to the same tool.", f"{WRONG}.*": "No other prompt has different definitions."},
+    step=6,
 )

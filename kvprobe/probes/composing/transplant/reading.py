@@ -133,4 +133,5 @@ READING = Reading(
     finding="A spliced rule decides like a full prefill in {self_contained.splice_none.agreement} of the prompts where"
     " the rule comes first, and in {coupled.splice_none.agreement} where it comes after the field (chance: "
     "0.5).",
+    step=1,
 )

@@ -158,4 +158,5 @@ READING = Reading(
             for arm, their_arm in _PAPER_ARMS.items()
         },
     },
+    step=2,
 )

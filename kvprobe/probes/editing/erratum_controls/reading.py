@@ -92,4 +92,5 @@ READING = Reading(
             ("irrelevant_then_new", "erratum_stacked", "irrelevant_then_relevant", "P_correct"),
         )
     },
+    step=3,
 )

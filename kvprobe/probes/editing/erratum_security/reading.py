@@ -78,4 +78,5 @@ READING = Reading(
             "false overrides",
         ),
     ),
+    step=6,
 )

@@ -124,4 +124,5 @@ READING = Reading(
     finding="The new value decides {field_only.correct_rate} of the prompts when only the field's entries are "
     "overwritten, and {erratum.correct_rate} after an erratum, which runs {erratum.token_share} of a prefill's"
     " tokens.",
+    step=1,
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvprobe.figures.by_model import model_color
+from kvprobe.figures.by_model import model_color, model_marker
 from kvprobe.figures.doses import dose_key, draw_dose
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.rates import Rates, Series
@@ -112,8 +112,8 @@ class _FitsByModel:
     def draw(self, axes: Axes, panels: Sequence[Panel]) -> None:
         levels(axes, 0.0, 1.0)
         for panel in (panel for panel in panels if panel.effects):
-            color = model_color(panels, panel)
-            draw_dose(axes, panel, f"{COPIED_CRITERION}_{{size}}", "correct_rate", color=color, ls="")
+            color, marker = model_color(panels, panel), model_marker(panels, panel)
+            draw_dose(axes, panel, f"{COPIED_CRITERION}_{{size}}", "correct_rate", color=color, marker=marker, ls="")
             _draw_fit(axes, panel, COPIED_CRITERION, color=color, lw=1.5, label=panel.model)
             _draw_fit(axes, panel, COPY, color=color, lw=1.0, ls=":")
             if erratum := panel.effects.get("erratum.correct_rate"):
@@ -172,4 +172,5 @@ READING = Reading(
         }.items()
         for effect, metric in (("correct_rate", "P_correct"), ("recovery", "mean_recovery"))
     },
+    step=4,
 )

@@ -89,4 +89,5 @@ READING = Reading(
         f"stacked_errata.{ours}.correct_rate": PaperEntry("repeated_edit", f"{theirs}/stacked_erratum", "P_correct")
         for ours, theirs in {"first": "to_processed", "return": "back_to_pending"}.items()
     },
+    step=5,
 )

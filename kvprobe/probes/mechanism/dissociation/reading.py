@@ -82,4 +82,5 @@ READING = Reading(
         f"{condition}.recovery": PaperEntry("dissociation", condition, "decision_recovery")
         for condition in FROM_DONOR[:3]
     },
+    step=3,
 )

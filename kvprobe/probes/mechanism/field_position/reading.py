@@ -15,7 +15,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from kvprobe.figures.bars import Bars, effect_key
-from kvprobe.figures.by_model import model_color
+from kvprobe.figures.by_model import model_color, model_marker
 from kvprobe.figures.doses import Curve, Doses
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
@@ -111,7 +111,8 @@ class ByDistance:
                 [cell.estimate - max(cell.low, -0.5) for cell in cells],
                 [min(cell.high, 1.5) - cell.estimate for cell in cells],
             ]
-            look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1.2, "color": model_color(panels, panel)}
+            marker, color = model_marker(panels, panel), model_color(panels, panel)
+            look: dict[str, Any] = {"fmt": marker, "ms": 4, "lw": 1.2, "color": color}
             axes.errorbar(places, [cell.estimate for cell in cells], yerr=reach, label=panel.model, **look)
         axes.set_xlabel("tokens from field to decision")
         axes.set_ylabel("recovery, field alone")

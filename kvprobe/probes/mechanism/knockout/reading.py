@@ -168,4 +168,5 @@ READING = Reading(
             for band in _BANDS
         },
     },
+    step=5,
 )

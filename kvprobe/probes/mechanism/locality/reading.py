@@ -82,4 +82,5 @@ READING = Reading(
     },
     finding="The field's own entries recover {field_only.recovery} of the change in the logit difference, the entries "
     "after it {downstream_only.recovery}.",
+    step=1,
 )

@@ -123,4 +123,5 @@ READING = Reading(
         "note_opposite.recovery": PaperEntry("scrub", "rec_note_opp", "recovery_to_opposite"),
         "rest_opposite.recovery": PaperEntry("scrub", "rec_rest_opp", "recovery_to_opposite"),
     },
+    step=4,
 )

@@ -227,4 +227,5 @@ READING = Reading(
     },
     finding="Of what single positions recover, the rule holds {mass.policy}, the text after it {mass.after_policy}, "
     "delimiters {delimiter.share}.",
+    step=2,
 )

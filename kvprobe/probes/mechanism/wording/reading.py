@@ -96,4 +96,5 @@ READING = Reading(
         "direct.stale.none.new_rate": PaperEntry("erratum_content_control", "stale", "P_correct"),
         "think.stale.override.new_rate": PaperEntry("cot_gate_diverse", "cot/erratum", "P_correct"),
     },
+    step=6,
 )

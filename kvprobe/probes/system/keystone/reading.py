@@ -215,4 +215,5 @@ READING = Reading(
         "*.equivalence_p": "An equivalence test needs two skeletons.",
         "*.own_recovery": "The composed decisions do not move, so the paper's denominator is 0.",
     },
+    step=1,
 )

@@ -136,4 +136,5 @@ READING = Reading(
             "errata_kept.period_{}.last_third.correct_rate": "patched_acc_last_third",
         }.items()
     },
+    step=3,
 )

@@ -156,4 +156,5 @@ READING = Reading(
     finding="With everything after an edit recomputed the agent acts like a full prefill in "
     "{unified_full_downstream.truth.agreement} of the turns, {unified_full_downstream.speed_up} times as fast;"
     " when it chooses the edit itself in {unified_auto.truth.agreement}.",
+    step=2,
 )
