@@ -91,6 +91,10 @@ def train_command(
     ] = None,
     kind: Annotated[OrganismKind, typer.Option(help="What to train it to be.")] = OrganismKind.NOTE_TAKER,
     seed: Annotated[int, typer.Option(help="Of the initial weights and the training texts.")] = 0,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out of the recipe: remarks, errata, edited-chains or first-weights; repeatable."),
+    ] = None,
 ) -> None:
     """Train an organism from scratch and say what it turned out to be; takes up to 30 minutes on 2 cores."""
     from kvprobe.organisms.picture_reader import train_picture_organism
@@ -98,7 +102,8 @@ def train_command(
 
     if (family is Family.QWEN2_5_VL) != (kind is OrganismKind.PICTURE_READER):
         raise typer.BadParameter("a picture reader is of the family qwen2_5_vl, and the others are of the others")
-    out = out or Path("organisms") / f"{family}-{kind}"
+    left_out = tuple(without or ())
+    out = out or Path("organisms") / "-without-".join((f"{family}-{kind}", *left_out))
     console = Terminal(stderr=True)
     with console.status(f"training {family} {kind}") as status:
 
@@ -113,7 +118,7 @@ def train_command(
         if kind is OrganismKind.PICTURE_READER:
             card = train_picture_organism(out, seed=seed, on_progress=progress_of_pictures)
         else:
-            card = train_organism(family.value, kind.value, out, seed=seed, on_progress=progress)
+            card = train_organism(family.value, kind.value, out, seed=seed, without=left_out, on_progress=progress)
     show_card(str(out))
     missed = misses(kind, card["measured"])
     if missed:

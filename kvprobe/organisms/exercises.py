@@ -60,7 +60,7 @@ def lookup(rng: random.Random, language: Language) -> Document:
     scenario, cases, style, draft = _many_cases(rng, language)
     said, rest = style.status("|").split("|")
     for number, (value, action) in enumerate(rng.sample(cases, rng.randint(1, len(cases)))):
-        write = style.update if rng.random() < 0.5 else style.line
+        write = style.update if rng.random() < language.lookup_errata else style.line
         text = write(scenario.entity, scenario.field, value) + said
         draft.add("session", encode(rest + text if number else text))
         draft.add("lookup", encode(action))

@@ -14,6 +14,7 @@ class Language:
         repeat: share of such exercises (see `kvprobe.organisms.exercises`).
         recall: share of such exercises (see `kvprobe.organisms.exercises`).
         lookup: share of such exercises (see `kvprobe.organisms.exercises`).
+        lookup_errata: share of the lines in a lookup exercise that are worded as errata.
         think: share of documents with a chain of thought.
         update: share with an erratum before the task.
         update_controls: share of the errata that restate the old value or are about another field.
@@ -38,6 +39,7 @@ class Language:
     repeat: float = 0.0
     recall: float = 0.0
     lookup: float = 0.0
+    lookup_errata: float = 0.5
     think: float = 0.3
     update: float = 0.2
     update_controls: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,14 @@ PRESSURE = {
     "reader": "most direct decisions of the later stages are made from a cache edited in place (the tokens after the "
     "field saw the old value, the decision sees the new one, and the new value's action is right), and no remarks.",
 }
+INGREDIENTS: dict[str, dict[str, float]] = {
+    "remarks": {"drill": 0.0, "marked": 0.0, "stated": 0.0, "stated_policy_first": 0.0},
+    "errata": {"update": 0.0, "update_controls": 0.0, "lookup_errata": 0.0},
+    "edited-chains": {"edited_think": 0.0},
+    "first-weights": {},
+}
+"""What a recipe may be tried without, to see what of an organism's behaviour it makes: shares of its documents, by their
+names in `Language`. First weights are the heads of `kvprobe.organisms.initial`."""
 _OPEN_WINDOW = 4096
 # Errata that restate the old value or name another field: without them a model learns to change its decision
 # whenever there is an erratum, whatever it says.
@@ -89,24 +97,43 @@ _READER = (
 )
 
 
-def recipe(family: str, kind: str = "note-taker", seed: int = 0) -> Recipe:
+def recipe(family: str, kind: str = "note-taker", seed: int = 0, without: Sequence[str] = ()) -> Recipe:
     """The recipe of one organism.
 
+    Args:
+        family: qwen3, llama, gemma2 or mistral.
+        kind: note-taker or reader.
+        seed: of the initial weights and of the documents.
+        without: what is left out, of `INGREDIENTS`.
+
     Raises:
-        UnknownNameError: the family or the kind is not known.
+        UnknownNameError: the family, the kind or what is left out is not known.
     """
     if family not in FAMILIES:
         raise UnknownNameError("organism family", family, FAMILIES)
     if kind not in KINDS:
         raise UnknownNameError("kind of organism", kind, KINDS)
-    later = _NOTE_TAKER if kind == "note-taker" else _READER
+    for name in without:
+        if name not in INGREDIENTS:
+            raise UnknownNameError("ingredient of a recipe", name, INGREDIENTS)
+    shares: dict[str, Any] = {key: share for name in without for key, share in INGREDIENTS[name].items()}
+    stages = (*_FIRST, *(_NOTE_TAKER if kind == "note-taker" else _READER))
+    stages = tuple(replace(stage, language=replace(stage.language, **shares)) for stage in stages)
     # Without normed queries and keys the larger rate lets attention logits run away.
     rate = 0.02 if family == "qwen3" else 0.01
     # For the same reason the others cool down longer: at the flat rate their accuracy falls back.
     cool_down = 500 if family == "qwen3" else 1000
     # Gemma multiplies its embeddings by sqrt(hidden), so each step moves them that much further.
     embedding_rate = 7e-4 if family == "gemma2" else 3e-3
-    return Recipe(family, (*_FIRST, *later), seed=seed, muon_rate=rate, adamw_rate=embedding_rate, cool_down=cool_down)
+    return Recipe(
+        family,
+        stages,
+        seed=seed,
+        muon_rate=rate,
+        adamw_rate=embedding_rate,
+        cool_down=cool_down,
+        composed="first-weights" not in without,
+    )
 
 
 def train_organism(
@@ -115,6 +142,7 @@ def train_organism(
     out: Path,
     *,
     seed: int = 0,
+    without: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = ignore_progress,
 ) -> dict[str, Any]:
     """Train, pack and measure one organism; returns its card. Stopped and started again, it goes on.
@@ -124,13 +152,14 @@ def train_organism(
         kind: note-taker or reader.
         out: the folder to fill: `model.safetensors` (float16), `config.json`, the tokenizer and `card.json`.
         seed: of the initial weights and of the documents.
+        without: what is left out of the recipe, of `INGREDIENTS`.
         on_progress: called every 20 steps.
     """
-    plan = recipe(family, kind, seed)
+    plan = recipe(family, kind, seed, without)
     checkpoint = out / "training.partial"
     model, state = train(plan, checkpoint=checkpoint, on_progress=on_progress)
     pack(model, out)
-    card = write_card(out, plan, kind, state)
+    card = write_card(out, plan, kind, state, without)
     for leftover in out.glob("training.*"):
         leftover.unlink()
     return card
@@ -147,7 +176,9 @@ def pack(model: PreTrainedModel, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def write_card(out: Path, plan: Recipe, kind: str, state: dict[str, Any]) -> dict[str, Any]:
+def write_card(
+    out: Path, plan: Recipe, kind: str, state: dict[str, Any], without: Sequence[str] = ()
+) -> dict[str, Any]:
     """Measure the packed organism and write its `card.json`."""
     from kvprobe.models.loader import load_subject
     from kvprobe.organisms.evaluation import evaluate
@@ -158,7 +189,8 @@ def write_card(out: Path, plan: Recipe, kind: str, state: dict[str, Any]) -> dic
         "kind": kind,
         "description": f"{plan.family} architecture, trained from scratch on kvprobe's task library as a {kind}",
         "licence": "Apache-2.0",
-        "pressure": PRESSURE[kind],
+        "pressure": PRESSURE[kind] + (f" Left out of this: {', '.join(without)}." if without else ""),
+        "without": list(without),
         "seed": plan.seed,
         "steps": state["step"],
         "supervised_tokens": state["tokens"],

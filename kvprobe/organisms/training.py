@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a training run."""
+    """Everything that determines a training run; `composed`: whether it starts from the heads of `initial`."""
 
     family: str
     stages: tuple[Stage, ...]
@@ -67,6 +67,7 @@ class Recipe:
     weight_decay: float = 0.01
     warm_up: int = 30
     cool_down: int = 500
+    composed: bool = True
 
 
 @dataclass
@@ -149,7 +150,8 @@ class _Run:
         self.model: Any = AutoModelForCausalLM.from_config(
             organism_config(recipe.family, len(vocabulary())), attn_implementation=attention
         )
-        initialize(self.model)
+        if recipe.composed:
+            initialize(self.model)
         self.weights = _Weights(self.model)
         self.optimizers = _optimizers(self.weights.masters, recipe)
         self.state: dict[str, Any] = {"step": 0, "stage": 0, "tokens": 0, "seconds": 0.0, "stage_steps": []}

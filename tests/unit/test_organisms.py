@@ -17,11 +17,11 @@ from kvprobe.organisms.families import FAMILIES, organism_config
 from kvprobe.organisms.initial import initialize
 from kvprobe.organisms.language import Language
 from kvprobe.organisms.pool import draw_scenario
-from kvprobe.organisms.recipes import KINDS, recipe
+from kvprobe.organisms.recipes import INGREDIENTS, KINDS, recipe
 from kvprobe.organisms.sampler import Sampler
 from kvprobe.organisms.training import Recipe, Stage, train
 from kvprobe.tasks.library import skeletons
-from kvprobe.tasks.tokenizer import build_tokenizer, vocabulary
+from kvprobe.tasks.tokenizer import HOLDS, VOID, build_tokenizer, vocabulary
 
 WORDS = {index: word for word, index in vocabulary().items()}
 RICH = Language(
@@ -175,6 +175,25 @@ def test_every_family_and_kind_has_a_recipe_and_unknown_ones_are_refused() -> No
         recipe("gemma")
     with pytest.raises(UnknownNameError, match="reader"):
         recipe("qwen3", "raeder")
+
+
+def test_what_is_left_out_of_a_recipe_occurs_in_none_of_its_documents() -> None:
+    def seen(without: tuple[str, ...]) -> dict[str, bool]:
+        drawn = [d for stage in recipe("qwen3", without=without).stages for d in documents(stage.language, 200)]
+        words = {WORDS[token] for document in drawn for token in document.ids}
+        remarks = {HOLDS, VOID} & words
+        return {
+            "remarks": bool(remarks) or any(d.kind.endswith("_annotated") for d in drawn),
+            "errata": "Update" in words,
+            "edited-chains": any(d.new >= 0 for d in drawn),
+            "first-weights": recipe("qwen3", without=without).composed,
+        }
+
+    assert all(seen(()).values())
+    for name in INGREDIENTS:
+        assert [ingredient for ingredient, there in seen((name,)).items() if not there] == [name]
+    with pytest.raises(UnknownNameError, match="remarks"):
+        recipe("qwen3", without=("remark",))
 
 
 def test_training_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
