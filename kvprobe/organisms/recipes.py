@@ -35,8 +35,8 @@ INGREDIENTS: dict[str, dict[str, float]] = {
     "edited-chains": {"edited_think": 0.0},
     "first-weights": {},
 }
-"""What a recipe may be tried without, to see what of an organism's behaviour it makes: shares of its documents, by their
-names in `Language`. First weights are the heads of `kvprobe.organisms.initial`."""
+"""What a recipe may be tried without, to see what of an organism's behaviour it makes: shares of its documents, by
+their names in `Language`. First weights are the heads of `kvprobe.organisms.initial`."""
 _OPEN_WINDOW = 4096
 # Errata that restate the old value or name another field: without them a model learns to change its decision
 # whenever there is an erratum, whatever it says.
@@ -117,8 +117,8 @@ def recipe(family: str, kind: str = "note-taker", seed: int = 0, without: Sequen
         if name not in INGREDIENTS:
             raise UnknownNameError("ingredient of a recipe", name, INGREDIENTS)
     shares: dict[str, Any] = {key: share for name in without for key, share in INGREDIENTS[name].items()}
-    stages = (*_FIRST, *(_NOTE_TAKER if kind == "note-taker" else _READER))
-    stages = tuple(replace(stage, language=replace(stage.language, **shares)) for stage in stages)
+    whole = (*_FIRST, *(_NOTE_TAKER if kind == "note-taker" else _READER))
+    stages = tuple(replace(stage, language=replace(stage.language, **shares)) for stage in whole)
     # Without normed queries and keys the larger rate lets attention logits run away.
     rate = 0.02 if family == "qwen3" else 0.01
     # For the same reason the others cool down longer: at the flat rate their accuracy falls back.
