@@ -26,7 +26,7 @@ from kvprobe.probes.kit.decisions import patched_margins
 from kvprobe.probes.kit.prefilled_pair import PrefilledPair, prefill_pair
 from kvprobe.runs.config import GateConfig
 from kvprobe.runs.provenance import code_version, identity_record, package_versions
-from kvprobe.tasks.context import Span, decoded_texts
+from kvprobe.tasks.context import decoded_texts
 from kvprobe.tasks.own_prompt import PromptFile, read_prompt_file
 from kvprobe.tasks.pairs import Pair, Provenance
 
@@ -103,6 +103,75 @@ def _chosen(ready: AuditPrompt, names: Sequence[str] | None) -> list[AuditField]
 
 
 @dataclass(frozen=True, eq=False)
+class FieldRead:
+    """A field as the model decides it before any intervention.
+
+    Attributes:
+        pair: the prompts with the old and with the new value, and the two answers whose logits make the margin.
+        unedited: their caches and decisions.
+        found: the beginning of an audit: both readings, and whether the decision depends on the field.
+    """
+
+    pair: Pair
+    unedited: PrefilledPair
+    found: FieldAudit
+
+
+def read_field(
+    subject: Subject, prompt: AuditPrompt, field: AuditField, answer_mass: float, *, base_logits: Tensor | None = None
+) -> FieldRead:
+    """Decide both prompts of a field.
+
+    Args:
+        subject: the model.
+        prompt: the prompt.
+        field: of the prompt.
+        answer_mass: as in `audit`.
+        base_logits: `[vocab]`, of the prompt with the old values, where they are known.
+    """
+    base_logits = prefill(subject, prompt.base.token_ids).logits if base_logits is None else base_logits
+    donor_logits = prefill(subject, field.donor.token_ids).logits
+    decisions = tuple(prompt.decision(logits) for logits in (base_logits, donor_logits))
+    expected = prompt.content.expected(field.marked.name)
+    answers = _contrast(decisions, expected, prompt.answer_ids, donor_logits)
+    span = prompt.base.spans[field.marked.name]
+    base_id, donor_id = (prompt.answer_ids[answer] for answer in answers)
+    pair = Pair(prompt.base, field.donor, span, base_id, donor_id, Provenance(prompt.content.name, "own", 0))
+    unedited = prefill_pair(subject, pair)
+    texts = (decoded_texts(each.token_ids, subject.tokenizer) for each in (prompt.base, field.donor))
+    old_tokens, new_tokens = (tuple(each[span.start : span.end]) for each in texts)
+    found = FieldAudit(
+        name=field.marked.name,
+        old=field.marked.old,
+        new=field.marked.new,
+        old_tokens=old_tokens,
+        new_tokens=new_tokens,
+        span=(span.start, span.end),
+        expected=expected,
+        answers=answers,
+        stale=reading(subject, prompt, base_logits, unedited.base.margin),
+        oracle=reading(subject, prompt, donor_logits, unedited.donor.margin),
+        noise_floor=unedited.noise_floor,
+        dependence=Dependence.NONE,
+    )
+    return FieldRead(pair, unedited, found.model_copy(update={"dependence": dependence(found, answer_mass)}))
+
+
+def reading(subject: Subject, prompt: AuditPrompt, logits: Tensor, margin: float) -> Reading:
+    """What logits `[vocab]` decide."""
+    ids = list(prompt.answer_ids.values())
+    mass = float(logits.double().softmax(-1)[ids].sum())
+    likeliest = int(logits.argmax())
+    return Reading(
+        decision=prompt.decision(logits),
+        margin=margin,
+        mass=mass,
+        says=subject.tokenizer.decode([likeliest]),
+        says_answer=likeliest in ids,
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class _Measuring:
     """The audit of one field."""
 
@@ -115,32 +184,10 @@ class _Measuring:
 
     def run(self, base_logits: Tensor) -> FieldAudit:
         self.progress("deciding", 0.0)
-        prompt, field = self.prompt, self.field
-        donor_logits = prefill(self.subject, field.donor.token_ids).logits
-        decisions = tuple(prompt.decision(logits) for logits in (base_logits, donor_logits))
-        expected = prompt.content.expected(field.marked.name)
-        answers = _contrast(decisions, expected, prompt.answer_ids, donor_logits)
-        span = prompt.base.spans[field.marked.name]
-        base_id, donor_id = (prompt.answer_ids[answer] for answer in answers)
-        pair = Pair(prompt.base, field.donor, span, base_id, donor_id, Provenance(prompt.content.name, "own", 0))
-        unedited = prefill_pair(self.subject, pair)
-        found = FieldAudit(
-            name=field.marked.name,
-            old=field.marked.old,
-            new=field.marked.new,
-            old_tokens=self._texts(prompt.base.token_ids, span),
-            new_tokens=self._texts(field.donor.token_ids, span),
-            span=(span.start, span.end),
-            expected=expected,
-            answers=answers,
-            stale=self._reading(base_logits, unedited.base.margin),
-            oracle=self._reading(donor_logits, unedited.donor.margin),
-            noise_floor=unedited.noise_floor,
-            dependence=Dependence.NONE,
-        )
-        found = found.model_copy(update={"dependence": dependence(found, self.answer_mass)})
+        read = read_field(self.subject, self.prompt, self.field, self.answer_mass, base_logits=base_logits)
+        found = read.found
         if found.dependence is Dependence.DEPENDS:
-            found = found.model_copy(update=self._judged(pair, unedited, found))
+            found = found.model_copy(update=self._judged(read.pair, read.unedited, found))
         self.progress("done", _EDITS)
         return conclude(found, self.answer_mass)
 
@@ -198,21 +245,6 @@ class _Measuring:
             margins = patched_margins(self.subject, pair, pair.base, unedited.stale, block, batch_size=self.batch_size)
             values += [(margin - base) / gap for margin in margins]
         return values
-
-    def _reading(self, logits: Tensor, margin: float) -> Reading:
-        ids = list(self.prompt.answer_ids.values())
-        mass = float(logits.double().softmax(-1)[ids].sum())
-        likeliest = int(logits.argmax())
-        return Reading(
-            decision=self.prompt.decision(logits),
-            margin=margin,
-            mass=mass,
-            says=self.subject.tokenizer.decode([likeliest]),
-            says_answer=likeliest in ids,
-        )
-
-    def _texts(self, token_ids: Sequence[int], span: Span) -> tuple[str, ...]:
-        return tuple(decoded_texts(token_ids, self.subject.tokenizer)[span.start : span.end])
 
 
 def _contrast(
