@@ -28,7 +28,8 @@ EDIT_METHODS: Registry[type[EditMethod]] = Registry(KINDS["EDIT_METHODS"])
 class CachedPrompt:
     """A prompt, where its segments stand, and the KV cache of all its tokens but the last.
 
-    The last token is never cached: running it gives the decision. `cache.positions` are 0, 1, 2, ...
+    The last token is never cached: running it gives the decision. `cache.positions` are 0, 1, 2, ..., or rise with
+    holes where the prompt has `gaps`: spans count tokens, and edits by their positions are refused then.
 
     Raises:
         UnsupportedError: cache and tokens do not fit.
@@ -37,10 +38,12 @@ class CachedPrompt:
     token_ids: tuple[int, ...]
     spans: Mapping[str, Span]
     cache: KVCache
+    gaps: bool = False
 
     def __post_init__(self) -> None:
         before = len(self.token_ids) - 1
-        if len(self.cache) != before or not torch.equal(self.cache.positions, torch.arange(before)):
+        places = torch.arange(before)
+        if len(self.cache) != before or not (self.gaps or torch.equal(self.cache.positions, places)):
             raise UnsupportedError(
                 f"The cache of a prompt of {len(self.token_ids)} tokens must hold positions 0 to {before - 1}, not "
                 f"{len(self.cache)} entries; leave out the last token, which is run anew for every decision."
@@ -61,6 +64,18 @@ class CachedPrompt:
         if name not in self.spans:
             raise ConfigError(f"The prompt has no segment {name!r}; it has {', '.join(self.spans)}.")
         return self.spans[name]
+
+    def refuse_gaps(self) -> None:
+        """Edits go by positions, which are not those of the tokens in a prompt with gaps.
+
+        Raises:
+            UnsupportedError: the prompt has gaps.
+        """
+        if self.gaps:
+            raise UnsupportedError(
+                "The prompt has a gap, so its entries do not stand where its tokens do and it cannot be edited "
+                "further; remove with behind='rotated' or 'recomputed'."
+            )
 
     def decide(self, subject: Subject) -> Forward:
         """Run the last token: `logits` `[vocab]` of the decision."""
@@ -166,3 +181,20 @@ def make_method(name: str, **parameters: Any) -> EditMethod:
     """
     kind = EDIT_METHODS.get(name)
     return kind(kind.Parameters(**parameters))
+
+
+def chosen_method(method: str | EditMethod, parameters: Mapping[str, Any]) -> EditMethod:
+    """A method, or the registered one of that name with its parameters.
+
+    Raises:
+        ConfigError: it does not take these parameters, or has its own already.
+        UnknownNameError: there is no such method.
+    """
+    if isinstance(method, EditMethod):
+        if parameters:
+            raise ConfigError(f"The method {method.name} has its parameters already; give its name to choose others.")
+        return method
+    try:
+        return make_method(method, **parameters)
+    except ValueError as error:
+        raise ConfigError(f"The method {method} does not take these parameters: {error}") from error

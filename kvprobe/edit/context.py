@@ -23,18 +23,19 @@ from typing import Any, Literal
 
 import torch
 
-from kvprobe.edit.base import CachedPrompt, EditMethod, line_segments, make_method
+from kvprobe.edit.base import CachedPrompt, EditMethod, chosen_method, line_segments
 from kvprobe.edit.erratum import erratum_name
 from kvprobe.edit.fields import Field, Part, PlacedField, laid_out, pair_fields
 from kvprobe.edit.hugging_face import imported, model_inputs
 from kvprobe.edit.readings import Cost, Decision, Seam, Written, decide_between
 from kvprobe.edit.retraction import apply_without_old_news
+from kvprobe.edit.spans import Insertion, Removal, inserted, removed
 from kvprobe.edit.splicing import rerun_from, shared_start
 from kvprobe.edit.texts import checked, field_edit, fixed, with_lines_apart
-from kvprobe.engine.generation import Generation, generate
+from kvprobe.engine.generation import generate
 from kvprobe.errors import AlignmentError, ConfigError
 from kvprobe.models.subject import Subject
-from kvprobe.tasks.context import Context, Span, TokenizedContext, tokenize
+from kvprobe.tasks.context import Context, Segment, Span, TokenizedContext, tokenize
 from kvprobe.tasks.pairs import Pair
 from kvprobe.viewing import Viewable
 
@@ -204,8 +205,9 @@ class EditableContext(Viewable):
             UnsupportedError: the method cannot make this edit.
         """
         placed, tokenizer = self._field(field), self._subject.tokenizer
+        self._prompt.refuse_gaps()
         edit = field_edit(self._context, placed, value, tokenizer, self._insertion_point(field))
-        chosen = _method(method, parameters)
+        chosen = chosen_method(method, parameters)
         edited = apply_without_old_news(self._subject, chosen, self._prompt, edit)
         span = edited.prompt.span(field)
         self._context = checked(edited, self._context, edit, placed.texts(value), tokenizer)
@@ -214,6 +216,60 @@ class EditableContext(Viewable):
         if edited.prompt.token_ids[span.start : span.end] == edit.new_ids:
             self._written = {**self._written, field: value}
         return Cost(chosen.name, edited.receipt, len(edited.prompt.token_ids))
+
+    def remove(self, name: str, behind: Removal = "recomputed") -> Cost:
+        """Take a field's whole line, or another segment, out of the prompt.
+
+        Only `recomputed` is exact: entries that stay keep what they noted of the removed text (experiment `removal`).
+
+        Args:
+            name: of a field, whose erratum goes too, or of a segment.
+            behind: what becomes of the entries behind it: `recomputed`, `rotated` into its place, or kept where they
+                are with a `gap`, after which the context can be read and no longer edited.
+
+        Raises:
+            ConfigError: there is no such segment, or it is part of a field's line.
+            AlignmentError: the text without it is read as other tokens.
+            UnsupportedError: the entries cannot be moved, or there is a gap already.
+        """
+        names = {name}
+        if name in self._fields:
+            names = {*line_segments(name), name, erratum_name(name)} & {*self._prompt.spans}
+        elif any(name in line_segments(field) for field in self._fields):
+            raise ConfigError(f"The segment {name!r} belongs to the line of a field; remove the field.")
+        edited = removed(self._subject, self._prompt, tuple(names), behind)
+        self._settle(edited.prompt, self._context.without(*names))
+        self._fields = {own: placed for own, placed in self._fields.items() if own != name}
+        self._state = {own: value for own, value in self._state.items() if own != name}
+        self._written = {own: value for own, value in self._written.items() if own != name}
+        return Cost(f"remove, {behind}", edited.receipt, len(edited.prompt.token_ids))
+
+    def insert(self, name: str, text: str, before: str, behind: Insertion = "recomputed") -> Cost:
+        """Put a new segment in front of another.
+
+        Args:
+            name: of the new segment.
+            text: what it says.
+            before: the segment that it is put in front of.
+            behind: what becomes of the entries behind it: `recomputed`, which is exact, or `rotated`: they have not
+                read it.
+
+        Raises:
+            ConfigError: there is a segment of that name already, none to put it before, or no text.
+            AlignmentError: the text with it is read as other tokens.
+            UnsupportedError: the entries cannot be moved, or there is a gap.
+        """
+        prompt = self._prompt
+        if name in prompt.spans:
+            raise ConfigError(f"The context has a segment {name!r} already; choose another name.")
+        if not text:
+            raise ConfigError(f"The text of segment {name!r} is empty; give at least one word.")
+        prompt.span(before)
+        context = self._context.insert_before(before, Segment(name, text))
+        ids = tokenize(context, self._subject.tokenizer).ids_of(name)
+        edited = inserted(self._subject, prompt, name, ids, before=before, behind=behind)
+        self._settle(edited.prompt, context)
+        return Cost(f"insert, {behind}", edited.receipt, len(edited.prompt.token_ids))
 
     def with_segment(self, name: str, text: str) -> EditableContext:
         """Another context in which one segment, such as the task, has another text; it and all after it are run.
@@ -268,16 +324,7 @@ class EditableContext(Viewable):
             temperature=temperature,
             generator=generator,
         )
-        return Written(self._before_end(made, stop), made.token_ids, not made.censored)
-
-    def _before_end(self, made: Generation, stop: Sequence[str]) -> str:
-        """What was written before the end token or the stop text, which may begin within a token."""
-        text = str(self._subject.tokenizer.decode(made.token_ids, clean_up_tokenization_spaces=False))
-        found = [text.find(end) for end in stop if end and end in text]
-        if made.stop_length and found:
-            return text[: min(found)]
-        kept = len(made.token_ids) - (0 if made.censored else max(1, made.stop_length))
-        return str(self._subject.tokenizer.decode(made.token_ids[:kept], clean_up_tokenization_spaces=False))
+        return Written.of(made, stop, self._subject.tokenizer)
 
     def seam(self, answers: Sequence[str], against: Literal["state", "text"] = "state") -> Seam:
         """How far the decision is from that of a full prefill, which is run for it.
@@ -303,6 +350,11 @@ class EditableContext(Viewable):
     def __repr__(self) -> str:
         state = ", ".join(f"{name}={value!r}" for name, value in self._state.items())
         return f"EditableContext({state}; {len(self.token_ids)} tokens on {self._subject.name})"
+
+    def _settle(self, prompt: CachedPrompt, context: Context) -> None:
+        """Take an edited prompt and its text for this context's own."""
+        self._prompt = _respanned(prompt, tokenize(context, self._subject.tokenizer))
+        self._context = context
 
     def _field(self, name: str) -> PlacedField:
         if name not in self._fields:
@@ -333,19 +385,11 @@ class EditableContext(Viewable):
         return str(self._subject.tokenizer.decode(self._prompt.token_ids[span.start : span.end]))
 
 
-def _method(method: str | EditMethod, parameters: Mapping[str, Any]) -> EditMethod:
-    if isinstance(method, EditMethod):
-        if parameters:
-            raise ConfigError(f"The method {method.name} has its parameters already; give its name to choose others.")
-        return method
-    try:
-        return make_method(method, **parameters)
-    except ValueError as error:
-        raise ConfigError(f"The method {method} does not take these parameters: {error}") from error
-
-
 def _respanned(prompt: CachedPrompt, whole: TokenizedContext) -> CachedPrompt:
     """The prompt with the segments of its text."""
     if whole.token_ids != prompt.token_ids:
-        raise AlignmentError("The prompt's tokens are not those of its text; tokenise it with the model's tokenizer.")
+        raise AlignmentError(
+            "The prompt's tokens are not those that the model's tokenizer reads in its text; use that tokenizer, and "
+            "let segments begin and end with a line break."
+        )
     return replace(prompt, spans=whole.spans)

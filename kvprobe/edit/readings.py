@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.engine.forward import forward
+from kvprobe.engine.generation import Generation
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject
@@ -82,6 +84,16 @@ class Written:
     text: str
     token_ids: tuple[int, ...]
     finished: bool
+
+    @classmethod
+    def of(cls, made: Generation, stop: Sequence[str], tokenizer: Any) -> Written:
+        """The text before the end token or the stop text, which may begin within a token."""
+        text, finished = str(tokenizer.decode(made.token_ids, clean_up_tokenization_spaces=False)), not made.censored
+        found = [text.find(end) for end in stop if end and end in text]
+        if made.stop_length and found:
+            return cls(text[: min(found)], made.token_ids, finished)
+        kept = made.token_ids[: len(made.token_ids) - (max(1, made.stop_length) if finished else 0)]
+        return cls(str(tokenizer.decode(kept, clean_up_tokenization_spaces=False)), made.token_ids, finished)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, FieldEdit
 from kvprobe.edit.erratum import erratum_name
-from kvprobe.edit.splicing import moved_spans, rerun_from
-from kvprobe.engine.operations import concat, reposition
+from kvprobe.edit.spans import removed
+from kvprobe.edit.splicing import rerun_from
 from kvprobe.engine.receipt import Receipt
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def apply_without_old_news(subject: Subject, method: EditMethod, stale: CachedPr
     if method.replaces_erratum or name not in stale.spans:
         return method.apply(subject, stale, edit)
     line = stale.span(name)
-    shorter = _closed_up(subject, stale, name)
+    shorter = removed(subject, stale, (name,), "rotated")
     edited = method.apply(subject, shorter.prompt, edit)
     prompt = edited.prompt
     if prompt is shorter.prompt:
@@ -38,17 +38,3 @@ def apply_without_old_news(subject: Subject, method: EditMethod, stale: CachedPr
     if set(range(place, len(prompt.cache))) <= set(edited.computed):
         return edited
     return edited.then(rerun_from(subject, prompt.cache, place, prompt.token_ids, prompt.spans))
-
-
-def _closed_up(subject: Subject, stale: CachedPrompt, name: str) -> Edited:
-    """The prompt without a segment, what follows it rotated into its place."""
-    line = stale.span(name)
-    spans = moved_spans(stale.spans, name, 0)
-    del spans[name]
-    ids = (*stale.token_ids[: line.start], *stale.token_ids[line.end :])
-    cache, after = stale.cache.take(slice(0, line.start)), stale.cache.take(slice(line.end, None))
-    cost = Receipt()
-    if len(after):
-        moved, cost = reposition(subject, after, -len(line))
-        cache, _ = concat(cache, moved)
-    return Edited(CachedPrompt(ids, spans, cache), cost)

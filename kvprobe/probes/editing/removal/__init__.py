@@ -1,0 +1,1 @@
+"""Probe `removal`: `probe.py` measures, `reading.py` turns rows into effects and a figure."""
