@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
@@ -44,13 +45,11 @@ _Deletion = Callable[["_Deleting"], CachedPrompt]
 
 @PROBES.register("removal")
 class Removal(Probe):
-    """Deletions of a field from the cache of a prompt.
+    """Deletions of a field from the cache of a prompt."""
 
-    Args:
-        counts: how many of the entries behind the line are run again.
-    """
-
-    counts: tuple[PositiveInt, ...] = Field(default=(8, 16, 32, 64), min_length=1)
+    counts: tuple[PositiveInt, ...] = Field(
+        (8, 16, 32, 64), min_length=1, description="how many of the entries behind the line are run again"
+    )
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair one row for each arm that its prompts allow.
@@ -71,7 +70,7 @@ class Removal(Probe):
             if arm != "other_line" or "session_rest" in sides[0].context.prompt.spans:
                 yield {"arm": arm, **_decided(pair, sides, delete)}
         for count in self.counts:
-            yield {"arm": "rotated_then", "count": count, **_decided(pair, sides, lambda side, k=count: side.then(k))}
+            yield {"arm": "rotated_then", "count": count, **_decided(pair, sides, partial(_Deleting.then, count=count))}
 
 
 class _Deleting:

@@ -67,7 +67,7 @@ READING = Reading(
                 {Curve(_AGAIN, also=((0.0, "rotated.leak"),)): ("run again behind it", COLORS["vermilion"])},
                 "leak",
                 2.2,
-                xlabel="entries run again behind the deleted line",
+                xlabel="tokens run again behind it",
                 metric="leak",
             ),
         ),
