@@ -34,6 +34,15 @@ def read_plain(file: Path) -> Any:
         ConfigError: the file is missing, too large, no UTF-8 or no YAML, asks for objects, nests too deeply, or gives
             a key twice, of which plain YAML silently keeps the last.
     """
+    return parse_plain(read_text(file), file)
+
+
+def read_text(file: Path) -> str:
+    """The text of a file that may be YAML.
+
+    Raises:
+        ConfigError: the file is missing, too large or no UTF-8.
+    """
     try:
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
@@ -45,11 +54,21 @@ def read_plain(file: Path) -> Any:
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{file}: is larger than {MOST_BYTES >> 20} MB; name a YAML file.")
     try:
-        return parse_yaml(content.decode("utf-8-sig"))
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start + 1} is not UTF-8; save the file as UTF-8 text.") from error
+
+
+def parse_plain(text: str, where: Path | str) -> Any:
+    """The plain data in `text`, which messages call `where`; see `read_plain`.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    try:
+        return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: {_finding(error)}.") from error
+        raise ConfigError(f"{where}: {_finding(error)}.") from error
 
 
 def parse_yaml(text: str) -> Any:

@@ -17,7 +17,7 @@ from kvprobe.auditing.methods import measure_methods
 from kvprobe.auditing.prompt import AuditField, AuditPrompt, make_ready
 from kvprobe.auditing.result import AuditResult, Dependence, FieldAudit, Reading, SetReading, TokenReading, brief
 from kvprobe.auditing.verdict import conclude, dependence, erratum_reading
-from kvprobe.engine.forward import prefill
+from kvprobe.engine.forward import Forward, prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.errors import ConfigError, UnknownNameError
 from kvprobe.models.files import Progress, no_progress
@@ -68,7 +68,7 @@ def audit(
     ready = make_ready(subject, content, where=where, chat=chat)
     mass = GateConfig().answer_mass if answer_mass is None else answer_mass
     chosen = _chosen(ready, fields)
-    base = prefill(subject, ready.base.token_ids).logits
+    base = prefill(subject, ready.base.token_ids)
     found = []
     for number, field in enumerate(chosen):
 
@@ -108,17 +108,19 @@ class FieldRead:
 
     Attributes:
         pair: the prompts with the old and with the new value, and the two answers whose logits make the margin.
+        whole: their prefills.
         unedited: their caches and decisions.
         found: the beginning of an audit: both readings, and whether the decision depends on the field.
     """
 
     pair: Pair
+    whole: tuple[Forward, Forward]
     unedited: PrefilledPair
     found: FieldAudit
 
 
 def read_field(
-    subject: Subject, prompt: AuditPrompt, field: AuditField, answer_mass: float, *, base_logits: Tensor | None = None
+    subject: Subject, prompt: AuditPrompt, field: AuditField, answer_mass: float, *, base: Forward | None = None
 ) -> FieldRead:
     """Decide both prompts of a field.
 
@@ -127,17 +129,17 @@ def read_field(
         prompt: the prompt.
         field: of the prompt.
         answer_mass: as in `audit`.
-        base_logits: `[vocab]`, of the prompt with the old values, where they are known.
+        base: the prefill of the prompt with the old values, where there is one.
     """
-    base_logits = prefill(subject, prompt.base.token_ids).logits if base_logits is None else base_logits
-    donor_logits = prefill(subject, field.donor.token_ids).logits
+    whole = base or prefill(subject, prompt.base.token_ids), prefill(subject, field.donor.token_ids)
+    base_logits, donor_logits = (each.logits for each in whole)
     decisions = tuple(prompt.decision(logits) for logits in (base_logits, donor_logits))
     expected = prompt.content.expected(field.marked.name)
     answers = _contrast(decisions, expected, prompt.answer_ids, donor_logits)
     span = prompt.base.spans[field.marked.name]
     base_id, donor_id = (prompt.answer_ids[answer] for answer in answers)
     pair = Pair(prompt.base, field.donor, span, base_id, donor_id, Provenance(prompt.content.name, "own", 0))
-    unedited = prefill_pair(subject, pair)
+    unedited = prefill_pair(subject, pair, whole)
     texts = (decoded_texts(each.token_ids, subject.tokenizer) for each in (prompt.base, field.donor))
     old_tokens, new_tokens = (tuple(each[span.start : span.end]) for each in texts)
     found = FieldAudit(
@@ -154,7 +156,7 @@ def read_field(
         noise_floor=unedited.noise_floor,
         dependence=Dependence.NONE,
     )
-    return FieldRead(pair, unedited, found.model_copy(update={"dependence": dependence(found, answer_mass)}))
+    return FieldRead(pair, whole, unedited, found.model_copy(update={"dependence": dependence(found, answer_mass)}))
 
 
 def reading(subject: Subject, prompt: AuditPrompt, logits: Tensor, margin: float) -> Reading:
@@ -182,9 +184,9 @@ class _Measuring:
     batch_size: int | None
     progress: Progress
 
-    def run(self, base_logits: Tensor) -> FieldAudit:
+    def run(self, base: Forward) -> FieldAudit:
         self.progress("deciding", 0.0)
-        read = read_field(self.subject, self.prompt, self.field, self.answer_mass, base_logits=base_logits)
+        read = read_field(self.subject, self.prompt, self.field, self.answer_mass, base=base)
         found = read.found
         if found.dependence is Dependence.DEPENDS:
             found = found.model_copy(update=self._judged(read.pair, read.unedited, found))

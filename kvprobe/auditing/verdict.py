@@ -82,17 +82,17 @@ def erratum_reading(field: AuditField, methods: Sequence[MethodReading]) -> Erra
     return ErratumReading(
         line=declared.said(marked.new).rstrip("\n"),
         line_back=declared.said(marked.old).rstrip("\n"),
-        before=_shown(field.insert_before),
+        before=erratum_place(field),
         followed=measured.forward.right,
         followed_back=measured.backward.right,
         restated_kept=all(trial.right for trial in measured.restated),
     )
 
 
-def _shown(segment: str) -> str:
-    return {"task": "the last line of the prompt", "cue": "the cue", "chat_middle": "the end of the user's turn"}.get(
-        segment, segment
-    )
+def erratum_place(field: AuditField) -> str:
+    """What an erratum of the field goes in front of."""
+    known = {"task": "the last line of the prompt", "cue": "the cue", "chat_middle": "the end of the user's turn"}
+    return known.get(field.insert_before, field.insert_before)
 
 
 def conclude(found: FieldAudit, answer_mass: float) -> FieldAudit:

@@ -57,6 +57,7 @@ class PromptFile(BaseModel):
         erratum: the line that says a change, with `{value}` in it; with several fields one for each by its name.
         control_tokens: whether control tokens in the prompt (`<|im_end|>`) are meant as such; they are text unless
             told, and text in a value in any case.
+        explore: what `kvprobe explore` showed of the prompt; nothing else reads it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -66,6 +67,7 @@ class PromptFile(BaseModel):
     answers: Answers | tuple[str, ...]
     erratum: str | dict[str, str] = ""
     control_tokens: bool = False
+    explore: dict[str, Any] | None = None
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -125,6 +127,21 @@ class PromptFile(BaseModel):
             return None
         new = self.answers.new
         return self.answers.old, new[field] if isinstance(new, dict) else new
+
+    def with_new_value(self, field: str, value: str, where: str) -> PromptFile:
+        """The same prompt with another new value of a field.
+
+        Raises:
+            ConfigError: there is no such field, or the value cannot stand in a mark.
+        """
+        names = [marked.name for marked in self.fields(where)]
+        if field not in names:
+            raise ConfigError(f"{where}: there is no field {field!r}; the marked fields are {', '.join(names)}.")
+        value = value.strip()
+        if not value or set(value) & set("{}|\n"):
+            raise ConfigError(f"{where}: the value {value!r} cannot stand in a mark; give words without {{, }} and |.")
+        start, end = self.marks[names.index(field)].span("new")
+        return self.model_copy(update={"prompt": self.prompt[:start] + value + self.prompt[end:]})
 
     def fields(self, where: str) -> list[MarkedField]:
         """The marked fields, in the order of the text; one without a name is called as the label before it.
@@ -233,14 +250,22 @@ def read_prompt_file(path: Path) -> PromptFile:
     Raises:
         ConfigError: it is missing, no UTF-8, no YAML, or not what the schema asks for; names the key or the line.
     """
-    content = read_plain(path)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold the keys prompt and answers; `kvprobe audit --example` shows a file.")
-    try:
-        found = PromptFile.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_finding(error)}") from None
+    found = prompt_file(read_plain(path), path)
     return found if found.name else found.model_copy(update={"name": path.stem})
+
+
+def prompt_file(content: Any, where: Path | str) -> PromptFile:
+    """A prompt file of the plain data in it, which messages call `where`.
+
+    Raises:
+        ConfigError: it is not what the schema asks for; names the key.
+    """
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where} must hold the keys prompt and answers; `kvprobe audit --example` shows a file.")
+    try:
+        return PromptFile.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_finding(error)}") from None
 
 
 def _word(given: Any) -> str:

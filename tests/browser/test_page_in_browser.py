@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
+from browsers import PHONE, WIDE, problems_of
 from page_fakes import NASTY, finished_runs, written_page
 
 from kvprobe.html.page.data import ROWS_SHOWN
@@ -20,15 +19,6 @@ from kvprobe.report.tables import interval
 from kvprobe.runs import RunResult
 from kvprobe.runs.section import sections_of
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install '.[dev]')")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (one of {', '.join(NAMES)})")
-
-WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}}
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 FIGURE = "#experiment-steady .figure"
 SHOWN = "#verdict-table tbody tr:visible"
 
@@ -41,16 +31,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[RunResult]:
 @pytest.fixture(scope="module")
 def address(results: list[RunResult]) -> str:
     return written_page(results[0].folder.parents[1]).path.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    # A sandbox of its own cannot be set up by root, as whom containers run.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
-        yield started
-        started.close()
 
 
 class Opened:
@@ -298,11 +278,6 @@ def test_axe_finds_nothing(opened: Opened) -> None:
     # What is behind an open panel is hidden from readers, and from axe.
     page.keyboard.press("Escape")
     assert problems_of(page) == []
-
-
-def problems_of(page: Any) -> list[str]:
-    found = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-    return [f"{each['id']} ({each['impact']}): {each['nodes'][0]['html'][:160]}" for each in found]
 
 
 def test_figures_follow_the_readers_colours(opened: Opened) -> None:

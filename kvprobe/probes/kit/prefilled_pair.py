@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvprobe.engine.cache import KVCache
-from kvprobe.engine.forward import forward, prefill
+from kvprobe.engine.forward import Forward, forward, prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.readout import Readout, read, read_rows
 from kvprobe.engine.sweep import run_patches
@@ -39,17 +39,22 @@ class PrefilledPair:
         return gate_columns(self.base, self.donor, self.noise_floor)
 
 
-def prefill_pair(subject: Subject, pair: Pair) -> PrefilledPair:
+def prefill_pair(subject: Subject, pair: Pair, whole: tuple[Forward, Forward] | None = None) -> PrefilledPair:
     """Prefill both prompts and decide them, each decision in more than one way (critique ME1).
 
     The base is decided at the end of its prefill, from its cache, and from a cache of the same values prefilled in two
     pieces; the donor in the first two ways.
+
+    Args:
+        subject: the model.
+        pair: the prompts.
+        whole: their prefills, where there are some.
     """
     answers = pair.base_answer_id, pair.donor_answer_id
-    stale, oracle = (prefill(subject, context.token_ids) for context in (pair.base, pair.donor))
+    stale, oracle = whole or (prefill(subject, pair.base.token_ids), prefill(subject, pair.donor.token_ids))
     again = prefilled_in_two_pieces(subject, pair)
-    whole = tuple(range(pair.decision_position))
-    same_value = KVPatch(whole, again, no_op=True)
+    everything = tuple(range(pair.decision_position))
+    same_value = KVPatch(everything, again, no_op=True)
     base, same = read_rows(run_patches(subject, pair.base.token_ids, stale.cache, [(), same_value]), *answers)
     donor = read(run_patches(subject, pair.donor.token_ids, oracle.cache, [()])[0], *answers)
     floor = max(
