@@ -29,7 +29,7 @@ class Panel:
         rows: the measurements that count.
         paper: the paper's value of an effect, by the effect's name.
         paper_model: the model of the paper they were measured on.
-        note: why there are no effects.
+        note: why there are no effects, or with effects what they are of.
     """
 
     model: str

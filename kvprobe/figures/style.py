@@ -79,7 +79,8 @@ def panel_grid(panels: Sequence[Panel], heights: Sequence[float]) -> tuple[Figur
         len(heights), len(panels), squeeze=False, sharey="row", gridspec_kw={"height_ratios": list(heights)}
     )
     for column, panel in enumerate(panels):
-        grid[0][column].set_title(panel.model, pad=16 if any(panel.paper for panel in panels) else 6)
+        graded = f"{panel.model}, {panel.note}" if panel.effects and panel.note else panel.model
+        grid[0][column].set_title(graded, pad=16 if any(panel.paper for panel in panels) else 6)
         if panel.effects and panel.paper:
             _below_title(grid[0][column], f"beside the paper's {panel.paper_model}")
         if not panel.effects:

@@ -57,7 +57,7 @@ def counts_of(kind: ClaimKind | None, verdicts: Sequence[Verdict]) -> str:
         measured = len(verdicts) - outcomes[Outcome.NOT_APPLICABLE]
         return f"{outcomes[Outcome.HOLDS]} of {measured} pass"
     # A model that is named reproduces for itself: its name is in the word of each verdict.
-    words = Counter(_SAID[v.outcome] if v.word == v.outcome else v.word.partition(" ")[0] for v in verdicts)
+    words = Counter(_SAID[v.outcome] if v.word.startswith(v.outcome) else v.word.partition(" ")[0] for v in verdicts)
     order = ["reproduced", "contradicted", *_SAID.values()]
     told = ", ".join(f"{words[word]} {word}" for word in order if words[word])
     beside = sum(v.paper_matches and v.outcome is Outcome.HOLDS for v in verdicts)

@@ -140,7 +140,8 @@ def sample_of(result: RunResult) -> str:
             # Effects over other units than pairs, such as single tokens, count clusters of their own.
             count = min(count, model.gate.oracle_accuracy.clusters)
         clusters = f"{count} {result.config.statistics.cluster}s"
-        counts.append(f"{short(model.name)} {model.gate.included} of {model.gate.generated} pairs, {clusters}")
+        grade = f" ({model.gate.grade})" if model.margin_only else ""
+        counts.append(f"{short(model.name)} {model.gate.included} of {model.gate.generated} pairs, {clusters}{grade}")
     used = {verdict.effect.method for verdict in result.verdicts if verdict.effect}
     kinds = ", ".join(sorted(used - {"exact"})) or "none"
     return f"n: {'; '.join(counts)}. Intervals: {result.config.statistics.confidence:.0%}, {kinds}."

@@ -149,8 +149,8 @@ def _heading(result: RunResult, *, in_full: bool) -> Iterator[Text]:
     pairs = ", ".join(f"{name} {gate.included} of {gate.generated}" for name, gate in gates)
     yield Text(f"included pairs: {pairs or 'none'}", "dim")
     for model in result.models.values():
-        if model.status is not Status.MEASURED:
-            yield Text(f"{short(model.name)}: {model.status}. {model.reason}", STATUS_STYLES[model.status])
+        if model.told != Status.MEASURED:
+            yield Text(f"{short(model.name)}: {model.told}. {model.reason}", STATUS_STYLES[model.status])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], style: str, last_style: str = "") -> Table:

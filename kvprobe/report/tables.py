@@ -113,7 +113,7 @@ def model_lines(result: RunResult) -> Group:
     """The status of each model, with its gate and attrition."""
     lines = []
     for model in result.models.values():
-        status = str(model.status), STATUS_STYLES[model.status]
+        status = model.told, STATUS_STYLES[model.status]
         lines.append(Text.assemble((f"{model.name}: ", "bold"), status, f". {model.reason}"))
     return Group(*lines)
 

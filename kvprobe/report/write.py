@@ -58,7 +58,7 @@ def panels(result: RunResult) -> list[Panel]:
                 rows=own.reset_index(drop=True),
                 paper=paper_values(entries, reference),
                 paper_model=reference,
-                note="" if measured else f"{model.status}: {model.reason}",
+                note=("margin only" if model.margin_only else "") if measured else f"{model.status}: {model.reason}",
             )
         )
     return drawn
@@ -69,7 +69,7 @@ def summary_markdown(result: RunResult) -> str:
     config = result.config
     models, effects = [], []
     for model in result.models.values():
-        models.append((short(model.name), str(model.status), model.reason, _identity(model.identity)))
+        models.append((short(model.name), model.told, model.reason, _identity(model.identity)))
         for effect in model.effects:
             counts = str(effect.n), str(effect.clusters), str(effect.excluded)
             effects.append((effect.name, short(model.name), interval(effect), effect.unit, *counts, effect.method))

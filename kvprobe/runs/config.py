@@ -23,6 +23,7 @@ from kvprobe.yaml_files import mapping, read_yaml
 MAXIMUM_INCLUDES = 8
 MAXIMUM_NAME = 100
 """Characters of a name that files are called by."""
+_LATER_GATE_KEYS = ("moved_share", "moved_floors")
 
 
 class TaskConfig(BaseModel):
@@ -48,6 +49,9 @@ class GateConfig(BaseModel):
         answer_mass: mean probability of the two answers together a model needs, where rows carry
             `mass_base` and `mass_donor`.
         minimum_pairs: pairs that must pass for a model to be judged.
+        moved_share: share of pairs whose margin must move from base to donor, the right way, for a model that decides
+            too few prompts to be judged on margins alone.
+        moved_floors: by how many noise floors a margin must move.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +60,8 @@ class GateConfig(BaseModel):
     noise_floor: float = Field(default=0.01, ge=0.0)
     answer_mass: float = Field(default=0.5, ge=0.0, le=1.0)
     minimum_pairs: int = Field(default=5, ge=1)
+    moved_share: float = Field(default=0.9, ge=0.0, le=1.0)
+    moved_floors: float = Field(default=10.0, ge=1.0)
 
 
 class ExperimentConfig(BaseModel):
@@ -130,6 +136,12 @@ class ExperimentConfig(BaseModel):
     def hash(self) -> str:
         """sha256 of all that is measured and how; not of the claims on it, nor of where the file lies."""
         content = self.model_dump(mode="json", exclude={"source", "profile", "claims"})
+        # Keys of later versions, at their defaults, measure what was measured before.
+        content["gate"] = {
+            key: value
+            for key, value in content["gate"].items()
+            if key not in _LATER_GATE_KEYS or value != GateConfig.model_fields[key].default
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_yaml(self) -> str:

@@ -271,7 +271,7 @@ def _model_line(model: ModelResult) -> str:
         )
         if key in identity
     )
-    return f"{model.name} ({named or 'not loaded'}): {model.status}. {model.reason}"
+    return f"{model.name} ({named or 'not loaded'}): {model.told}. {model.reason}"
 
 
 def _p_line(verdict: Verdict) -> str:

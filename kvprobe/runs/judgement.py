@@ -85,8 +85,12 @@ def _asked(config: ExperimentConfig, models: Sequence[ModelResult]) -> Iterator[
 
 
 def _judged(claim: Claim, model: ModelResult, beside: Standing, probe: Probe) -> Verdict:
+    if model.margin_only and claim.parsed.effect not in {effect.name for effect in model.effects}:
+        why = f"It is about decisions, and the model is measured on margins alone. {model.reason}"
+        return not_applicable(claim, model.name, why, beside)
     if model.status is Status.MEASURED:
-        return judge(claim, model.name, model.effects, probe.read_by().may_lack, beside)
+        verdict = judge(claim, model.name, model.effects, probe.read_by().may_lack, beside)
+        return replace(verdict, margin_only=model.margin_only)
     return not_applicable(claim, model.name, model.reason, beside)
 
 

@@ -263,12 +263,12 @@ def _measure_cell(load_subject: SubjectLoader, probe: Probe, cell: Cell, emit: C
 def _summarise(
     _: SubjectLoader, probe: Probe, config: ExperimentConfig, table: pa.Table, count: Mapping[str, int]
 ) -> tuple[list[bool], GateReport, tuple[Effect, ...]]:
-    """Which rows count, the gate's report, and the effects where the gate was passed."""
+    """Which rows count, the gate's report, and the effects that its grade allows."""
     rows = table.to_pandas() if table.num_columns else pd.DataFrame()
     included, gate = apply_gate(rows, config.gate, config.statistics, **count)
     if not gate.passed:
         return included.tolist(), gate, ()
-    effects = read_effects(probe, rows[included], config.statistics, gate.excluded)
+    effects = read_effects(probe, rows[included], config.statistics, gate)
     return included.tolist(), gate, effects
 
 

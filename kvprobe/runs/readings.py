@@ -10,23 +10,27 @@ from typing import overload
 import pandas as pd
 
 from kvprobe.probes.base import Probe
+from kvprobe.probes.gating import about_decisions
+from kvprobe.runs.gate import GateReport, Grade
 from kvprobe.stats import Effect, Sample, StatisticsConfig
 
 
 def read_effects(
-    probe: Probe, rows: pd.DataFrame, statistics: StatisticsConfig, excluded: int = 0
+    probe: Probe, rows: pd.DataFrame, statistics: StatisticsConfig, gate: GateReport | None = None
 ) -> tuple[Effect, ...]:
-    """The effects of one model.
+    """The effects of one model; on margins alone, those that are not about decisions.
 
     Args:
         probe: that measured the rows.
         rows: of the model that count.
         statistics: of the experiment.
-        excluded: pairs that the gate left out. The probe never sees them, but every effect must tell of them.
+        gate: of the model. The probe never sees the pairs that it left out, but every effect must tell of them.
     """
     sample = Sample.of_model(rows.reset_index(drop=True), statistics)
     effects = probe.read_by().read(probe, sample)
-    return tuple(replace(effect, excluded=effect.excluded + excluded) for effect in effects)
+    excluded, on_margins = (gate.excluded, gate.grade is Grade.MARGIN) if gate else (0, False)
+    kept = (effect for effect in effects if not (on_margins and about_decisions(effect)))
+    return tuple(replace(effect, excluded=effect.excluded + excluded) for effect in kept)
 
 
 class EffectsOfRows(Sequence[Effect]):

@@ -19,7 +19,7 @@ from kvprobe.errors import KvprobeError, StoreError, UnknownNameError
 from kvprobe.models.catalogue import Standing, standing
 from kvprobe.runs.claims import Verdict, told_by
 from kvprobe.runs.config import ExperimentConfig
-from kvprobe.runs.gate import GateReport
+from kvprobe.runs.gate import MARGIN_ONLY, GateReport, Grade
 from kvprobe.runs.readings import EffectsOfRows, read_effects
 from kvprobe.runs.records import StoredEffect
 from kvprobe.runs.store import read_json
@@ -35,7 +35,7 @@ class Status(StrEnum):
     """What became of a model in a run."""
 
     MEASURED = "measured"
-    """It passed the gate; its effects count."""
+    """It passed the gate, by its decisions or on margins alone; its effects count."""
     NOT_APPLICABLE = "not applicable"
     """It fails the inclusion gate; no effects are given."""
     FAILED = "failed"
@@ -75,6 +75,16 @@ class ModelResult(Viewable):
             if name in by_name:
                 return by_name[name]
         raise UnknownNameError("effect", name, by_name)
+
+    @property
+    def margin_only(self) -> bool:
+        """Whether it is measured on margins, and no decision turns."""
+        return self.gate is not None and self.gate.grade is Grade.MARGIN
+
+    @property
+    def told(self) -> str:
+        """Its status as it is said, with the grade where it is not that of decisions."""
+        return f"{self.status} ({MARGIN_ONLY})" if self.margin_only else str(self.status)
 
     @property
     def stored_effects(self) -> tuple[Effect, ...]:
@@ -224,7 +234,7 @@ def effects_of_rows(model: ModelResult, config: ExperimentConfig, folder: Path) 
 
     rows = read_rows(folder)
     counting = rows[(rows["model"] == model.name) & rows["included"]]
-    return read_effects(make_probe(config), counting, config.statistics, model.gate.excluded if model.gate else 0)
+    return read_effects(make_probe(config), counting, config.statistics, model.gate)
 
 
 def _verdict_record(verdict: Verdict) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The inclusion gate: only pairs that flip, the right way round and beyond the noise, count."""
+"""The inclusion gate: pairs that flip beyond the noise count; where none does, those whose margin moves far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvprobe.runs.config import GateConfig
-from kvprobe.runs.gate import GateReport, apply_gate
+from kvprobe.runs.gate import MARGIN_ONLY, GateReport, Grade, apply_gate, hopeless
 from kvprobe.stats import StatisticsConfig
 
 STATISTICS = StatisticsConfig()
@@ -85,7 +85,40 @@ def test_a_model_passes_by_the_mass_on_its_answers() -> None:
 
 
 def test_too_few_pairs_that_count() -> None:
-    _, report = gated(table([(-1.0, 1.0)] * 3 + [(-1.0, 0.0)] * 3), oracle_accuracy=0.5)
+    _, report = gated(table([(-1.0, 1.0)] * 3 + [(-1.0, -1.0)] * 3), oracle_accuracy=0.5)
     assert not report.passed
     assert report.reason.startswith("Only 3 of 6 pairs")
     assert gated(table([(-1.0, 1.0)]))[1].passed  # a single prompt of one's own
+
+
+def test_a_model_that_decides_too_few_is_asked_for_its_margins() -> None:
+    moving = [(-3.0, -2.0), (1.0, 2.5), (-1.0, 1.0)] * 4
+    included, report = gated(table(moving, mass_base=0.9, mass_donor=0.9))
+    assert (report.grade, report.passed) == (Grade.MARGIN, True)
+    assert (report.included, report.moved, report.flipped) == (12, 12, 4)
+    assert included.all()
+    assert MARGIN_ONLY in report.reason
+    assert gated(table(moving), oracle_accuracy=0.5, minimum_pairs=4)[1].grade is Grade.DECISION
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"noise_floor": 0.2}, {"mass_base": 0.1, "mass_donor": 0.1}],
+    ids=["moves less than ten noise floors", "says something else"],
+)
+def test_margins_that_mean_nothing_are_refused(columns: dict[str, float]) -> None:
+    _, report = gated(table([(-3.0, -2.0), (1.0, 2.5)] * 5, **columns))
+    assert (report.grade, report.passed, report.included) == (None, False, 0)
+
+
+def test_a_margin_that_moves_the_wrong_way_is_no_movement() -> None:
+    assert gated(table([(2.0, -2.0)] * 10))[1].grade is None
+
+
+@given(margins)
+def test_a_model_is_not_refused_early_that_would_pass(values: Margins) -> None:
+    rows = table(values)
+    _, report = gated(rows, minimum_pairs=1)
+    if report.grade is not None:
+        assert not hopeless(rows.to_dict("records"), GateConfig(), STATISTICS)
+        assert not hopeless(rows.to_dict("records"), GateConfig(), STATISTICS, all_seen=True)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs_fakes
-from runs_fakes import FakeProbe, Identity, config, contents, load_subject
+from runs_fakes import CONFIG, FAKE_READING, FakeProbe, Identity, config, contents, fake_effects, load_subject
 
 import kvprobe
 from kvprobe.errors import (
@@ -29,13 +30,14 @@ from kvprobe.errors import (
     UnknownNameError,
 )
 from kvprobe.report.write import summary_markdown
-from kvprobe.runs import events, load_result, preparation, provenance, run_experiment, runner
+from kvprobe.runs import events, judgement, load_result, preparation, provenance, run_experiment, runner
 from kvprobe.runs.claims import Outcome
 from kvprobe.runs.events import Tracker
 from kvprobe.runs.executors import InProcessExecutor, Measure, ModelTask, Outcomes, Tell
 from kvprobe.runs.explain import explain
 from kvprobe.runs.results import RunResult, Status
 from kvprobe.runs.store import Store
+from kvprobe.stats import Effect, Sample
 from kvprobe.tasks.gated_decision import GatedDecision
 
 
@@ -384,6 +386,28 @@ def test_a_doubtful_model_is_measured(tmp_path: Path, probe: FakeProbe) -> None:
     probe.foreseen = lambda pair: {"m_base": -1.0, "m_donor": next(margins)}
     run(tmp_path, {"models": ["red"]})
     assert probe.measured
+
+
+def test_a_model_whose_decisions_do_not_turn_is_judged_on_margins_and_every_word_says_so(
+    tmp_path: Path, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def effects(sample: Sample, asked: Any) -> Iterator[Effect]:
+        yield from fake_effects(sample, asked)
+        yield sample.rate("downstream.flip_rate", sample.rows["margin"] > 0)
+
+    probe.change = lambda row: {**row, **{key: row[key] - 8 for key in ("m_base", "m_donor", "margin")}}
+    probe.read_by = lambda: replace(FAKE_READING, effects=effects)  # type: ignore[method-assign]
+    flips = {"id": "flips", "kind": "critique", "statement": "downstream.flip_rate > 0.5"}
+    result = run(tmp_path, {"models": ["red"], "claims": [*CONFIG["claims"], flips]})
+    red = result.models["red"]
+    assert (red.status, red.margin_only) == (Status.MEASURED, True)
+    assert {effect.metric for effect in red.effects} == {"recovery"}
+    words = {verdict.claim: verdict.word for verdict in result.verdicts}
+    assert words == {"local": "holds (margin only)", "rest": "fails (margin only)", "flips": "not applicable"}
+    monkeypatch.setattr(judgement, "make_probe", lambda config: probe)
+    again = judgement.judged_again(load_result(result.folder))
+    assert {verdict.claim: verdict.word for verdict in again.verdicts} == words
+    assert "margin only, no decision turns" in summary_markdown(result)
 
 
 def test_exclusions_travel_with_every_effect(tmp_path: Path, probe: FakeProbe) -> None:

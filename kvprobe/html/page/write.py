@@ -188,7 +188,7 @@ def _experiment(result: RunResult, verdicts: Sequence[Verdict], made: Experiment
         "charts": [chart["label"] for chart in made.values["charts"]],
         "height": made.height,
         "packed": _packed(_json(made.values).encode()),
-        "unmeasured": [model for model in result.models.values() if model.status is not Status.MEASURED],
+        "unmeasured": [model for model in result.models.values() if model.told != Status.MEASURED],
         "counts": Counter(verdict.outcome for verdict in verdicts),
         "figure": figure,
         "problems": problems,

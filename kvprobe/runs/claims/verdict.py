@@ -60,6 +60,7 @@ class Verdict(Viewable):
         p_holm: adjusted within the headline claims, of the experiment or, in a section's registry, of the section.
         level: error rate that an adjusted p is held against.
         changed: where the claim was made or changed after the first cell was measured, when and what it said before.
+        margin_only: whether the model is measured on margins and no decision turns.
         shown_in: in a section's registry, the experiment that shows the same measurement first and counts it.
     """
 
@@ -84,22 +85,23 @@ class Verdict(Viewable):
     level: float = 0.05
     changed: str = ""
     shown_in: str = ""
+    margin_only: bool = False
 
     @property
     def word(self) -> str:
-        """The outcome as it is said.
+        """The outcome as it is said, with the grade where it is not that of decisions.
 
         Only the paper's own models, or pretrained ones that are named, reproduce or contradict what it states.
         """
         if not self.outcome.decided:
             return str(self.outcome)
-        held = self.outcome is Outcome.HOLDS
         if self.kind is ClaimKind.IDENTITY:
-            return "passes" if held else "fails"
+            return "passes" if self.outcome is Outcome.HOLDS else "fails"
+        grade = " (margin only)" if self.margin_only else ""
         if self.kind is not ClaimKind.PAPER or self.tier not in ("paper", *_PRETRAINED):
-            return str(self.outcome)
-        word = "reproduced" if held else "contradicted"
-        return word if self.tier == "paper" else f"{word} on {self.model.rstrip('/').rsplit('/', 1)[-1]}"
+            return f"{self.outcome}{grade}"
+        word = "reproduced" if self.outcome is Outcome.HOLDS else "contradicted"
+        return (word if self.tier == "paper" else f"{word} on {self.model.rstrip('/').rsplit('/', 1)[-1]}") + grade
 
     @property
     def p_adjusted(self) -> float | None:
