@@ -8,6 +8,8 @@ from typing import Any
 
 _LONGEST = 200
 """Characters that names are compared by, which takes a time that grows with their square."""
+_MOST = 80
+"""Names that a sentence lists."""
 
 
 class KvprobeError(Exception):
@@ -31,12 +33,13 @@ class UnknownNameError(KvprobeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names as the end of a sentence; all of them where none is near."""
+    """The nearest of the known names as the end of a sentence; where none is near, all of them."""
     known = sorted(known)
     nearest = difflib.get_close_matches(name[:_LONGEST], known, n=3, cutoff=0.4)
     if nearest:
         return f"did you mean {' or '.join(map(repr, nearest))}?"
-    return f"known: {', '.join(known) or 'none'}."
+    others = f" and {len(known) - _MOST} others" if len(known) > _MOST else ""
+    return f"known: {', '.join(known[:_MOST]) or 'none'}{others}."
 
 
 class AlignmentError(KvprobeError):

@@ -84,7 +84,7 @@ def show(
         _show_result(load_result(runs[-1]), effects=effects)
     else:
         for file in experiment_files([target]):
-            _show_experiment(load_config(file))
+            _show_experiment(load_config(file), effects=effects)
 
 
 @app.command("explain", epilog="Example: kvprobe explain locality/qwen3-note-taker/field_only.recovery")
@@ -174,8 +174,9 @@ def _show_result(result: RunResult, *, effects: bool) -> None:
     console.print(f"\nFolder: {result.folder}", soft_wrap=True)
 
 
-def _show_experiment(config: ExperimentConfig) -> None:
+def _show_experiment(config: ExperimentConfig, *, effects: bool) -> None:
     from kvprobe.report.tables import number, plain_table
+    from kvprobe.runs.preparation import make_probe
 
     console = Terminal()
     task = ", ".join(f"{key} {value}" for key, value in config.task.parameters.items())
@@ -188,6 +189,10 @@ def _show_experiment(config: ExperimentConfig) -> None:
         paper = " to ".join(number(value) for value in sorted({min(values), max(values)})) if values else "–"
         rows.append((claim.id, claim.statement, paper, claim.source))
     console.print(plain_table("Claims", ("claim", "statement", "paper", "source"), rows))
+    if effects:
+        probe = make_probe(config)
+        declared = probe.read_by().declared(probe) or ["The probe does not say what it measures before it has."]
+        console.print("\n".join(declared), soft_wrap=True)
 
 
 def _rows_table(title: str, rows: pd.DataFrame) -> Table:

@@ -95,6 +95,9 @@ class Reading:
         may_lack: why an effect may be missing, by a pattern of its name (`rome.*`).
         finding: one sentence that opens reports, with names of effects in braces where their numbers go; empty for
             probes that are not a section's main result.
+        names: of all effects that the probe with its parameters can make of any model, so that a claim on another is
+            refused before anything is measured; `{layer}` stands for a number and `*` for a word that only model or
+            prompt tell. Without it a claim is held against the first model's effects.
         step: place in the section's argument, from 1: these experiments make its main figure and open its report, in
             this order; the others are its supplement.
     """
@@ -105,6 +108,7 @@ class Reading:
     may_lack: Mapping[str, str] = field(default_factory=dict)
     finding: str = ""
     step: int = 0
+    names: Callable[[Any], Iterable[str]] | None = None
 
     def read(self, probe: Probe, sample: Sample) -> list[Effect]:
         """All effects of one model.
@@ -117,6 +121,10 @@ class Reading:
         if len(set(names)) < len(names):
             raise ValueError(f"two effects are named {next(name for name in names if names.count(name) > 1)!r}")
         return effects
+
+    def declared(self, probe: Probe) -> list[str] | None:
+        """Names of all effects that the probe can make; `None` where the reading does not say."""
+        return None if self.names is None else list(dict.fromkeys(self.names(probe)))
 
     def spec(self, panels: Sequence[Panel] = ()) -> FigureSpec:
         """The figure of these models."""

@@ -16,6 +16,7 @@ from kvprobe.probes.base import PROBES, Probe
 from kvprobe.runs import provenance
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.validation import validated
+from kvprobe.stats import is_declared
 from kvprobe.tasks.base import TASKS, Task
 from kvprobe.tasks.pairs import Pair, PromptPair, Provenance, align
 
@@ -85,7 +86,8 @@ def make_plan(config: ExperimentConfig) -> Plan:
 
     Raises:
         UnknownNameError: of the probe or the task, with the nearest names.
-        ConfigError: a parameter is wrong, the task makes no pairs, or rows have no such cluster.
+        ConfigError: a parameter is wrong, the task makes no pairs, rows have no such cluster, or a claim is about an
+            effect that the probe does not measure.
     """
     plan = Plan(config, make_probe(config), tuple(prompt_pairs(make_task(config), config)))
     columns, cluster = ["pair_id", *_labels(plan.pairs[0].scenario)], config.statistics.cluster
@@ -93,7 +95,21 @@ def make_plan(config: ExperimentConfig) -> Plan:
         # Of the probe's own columns it is known only after measuring whether they are independent.
         wrong = f"'statistics.cluster' is {cluster!r}, by which no row is labelled"
         raise ConfigError(f"{config.where}: {wrong}; {did_you_mean(cluster, columns)}")
+    _refuse_unknown_effects(config, plan.probe)
     return plan
+
+
+def _refuse_unknown_effects(config: ExperimentConfig, probe: Probe) -> None:
+    """A claim on what the probe cannot measure is known before anything is."""
+    declared = probe.read_by().declared(probe)
+    if declared is None:
+        return
+    for place, claim in enumerate(config.claims):
+        if not is_declared(effect := claim.parsed.effect, declared):
+            wrong = (
+                f"'claims[{place}].statement' is about {effect!r}, which the probe {config.probe!r} does not measure"
+            )
+            raise ConfigError(f"{config.where}: {wrong}; {did_you_mean(effect, declared)}")
 
 
 def make_probe(config: ExperimentConfig) -> Probe:

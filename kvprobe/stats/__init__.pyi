@@ -10,8 +10,11 @@ from .intervals import mean_of_ratios as mean_of_ratios
 from .intervals import median as median
 from .intervals import ratio_of_sums as ratio_of_sums
 from .labels import Label as Label
+from .labels import is_declared as is_declared
+from .labels import joined as joined
 from .proportions import proportion as proportion
 from .resampling import bootstrapped as bootstrapped
 from .rows import RowFilter as RowFilter
+from .sample import NOISE as NOISE
 from .sample import Sample as Sample
 from .settings import StatisticsConfig as StatisticsConfig

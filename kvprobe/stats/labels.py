@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Scalar = str | int | float | bool
+_NUMBER = r"-?\d+(?:\.\d+)?"
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,28 @@ class Label:
 
     def __str__(self) -> str:
         return self.template.format(**{key: _shown(value) for key, value in self.parameters.items()})
+
+
+def joined(*parts: str | Iterable[str]) -> Iterator[str]:
+    """Every way to join one of each of the parts by a dot: names of effects from conditions and metrics."""
+    choices = ((part,) if isinstance(part, str) else tuple(part) for part in parts)
+    yield from map(".".join, itertools.product(*choices))
+
+
+def is_declared(name: str, declared: Iterable[str]) -> bool:
+    """Whether an effect's name is one of those declared.
+
+    Args:
+        name: of an effect.
+        declared: names, in which `{parameter}` stands for any number and `*` for any word.
+    """
+    return any(_pattern(template).fullmatch(name) for template in declared)
+
+
+@functools.cache
+def _pattern(template: str) -> re.Pattern[str]:
+    escaped = re.escape(re.sub(r"\{\w+\}", "{}", template))
+    return re.compile(escaped.replace(re.escape("{}"), _NUMBER).replace(re.escape("*"), r"\w+"))
 
 
 def fields_of(template: str) -> list[str]:

@@ -18,6 +18,8 @@ from kvprobe.stats.rows import RowFilter
 from kvprobe.stats.settings import StatisticsConfig
 
 Column = str | pd.Series
+NOISE = "noise.margin"
+"""The effect that is the largest noise floor of a margin."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Sample:
 
     def noise(self) -> Effect:
         """`noise.margin`: the largest noise floor of any pair, in logits; `n` are pairs, however many rows each has."""
-        return self.per("pair", noise_floor="first").maximum("noise.margin", "noise_floor")
+        return self.per("pair", noise_floor="first").maximum(NOISE, "noise_floor")
 
     def made(self, effect: Effect) -> Effect:
         """An effect from an estimator of the caller's own, with these rows as its provenance."""

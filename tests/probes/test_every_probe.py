@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from pydantic import ValidationError
 from worded_models import aligned, gated, worded
 
+from kvprobe.composing.chunk import Header
 from kvprobe.engine.forward import prefill
 from kvprobe.errors import ConfigError, KvprobeError
 from kvprobe.figures.panel import Panel
@@ -30,6 +34,7 @@ from kvprobe.runs.preparation import make_cells, make_probe, make_task, prepare
 from kvprobe.runs.readings import EffectsOfRows
 from kvprobe.runs.results import RunResult, find_runs, load_result
 from kvprobe.runs.store import table_of
+from kvprobe.stats import Effect, is_declared
 from kvprobe.tasks.field_position import FieldPosition
 from kvprobe.tasks.lookup import Lookup
 from kvprobe.tasks.pairs import Pair
@@ -194,6 +199,86 @@ def test_released_rows_are_read_as_they_were(experiment: str) -> None:
     assert list(filter_faults(result, only=4)) == []
 
 
+@pytest.mark.parametrize("experiment", sorted(RUNS))
+def test_effects_are_known_by_name_before_anything_is_measured(experiment: str) -> None:
+    """All that are made and claimed; one misspelt is not."""
+    config = EXPERIMENTS[experiment]
+    declared = names_of(config)
+    made = {effect.name for model in released(experiment).models.values() for effect in model.effects}
+    claimed = {claim.parsed.effect for claim in config.claims}
+    assert {name for name in made | claimed if not is_declared(name, declared)} == set()
+    spelt = [name for name in declared if "*" not in name]
+    for name in claimed:
+        if is_declared(name, spelt):
+            assert not any(is_declared(name[:place] + "~" + name[place + 1 :], spelt) for place in range(len(name)))
+    assert not is_declared("no.such_effect", declared)
+
+
+# Parameters under which a probe makes all that its figure can show, where neither its defaults nor an experiment do.
+WIDEST: dict[str, dict[str, Any]] = {"keystone": {"headers": get_args(Header)}}
+
+
+def test_the_papers_table_and_findings_are_about_effects_that_can_be_made() -> None:
+    for name in OF_PROBE:
+        reading = PROBES.get(name).read_by()
+        assert _unknown({*reading.paper, *re.findall(r"\{([^}]+)\}", reading.finding)}, name) == set()
+
+
+def _unknown(asked: set[str], probe: str) -> set[str]:
+    """Those of which the probe makes no effect of that metric, or none of a condition in the same words, of any size."""
+    made = [make_probe(config) for config in EXPERIMENTS.values() if config.probe == probe]
+    made.append(PROBES.get(probe)(**WIDEST.get(probe, {})))
+    names = {_sizeless(name) for one in made for name in one.read_by().declared(one) or ()}
+    metrics, words = {name.rpartition(".")[2] for name in names}, {word for name in names for word in name.split(".")}
+    return {name for name in asked if not _is_made_of(_sizeless(name), metrics, words)}
+
+
+def _is_made_of(name: str, metrics: set[str], words: set[str]) -> bool:
+    condition, _, metric = name.rpartition(".")
+    return all(
+        any(fnmatchcase(part, word) or part == "#" for word in known)
+        for part, known in ((metric, metrics), *((part, words) for part in condition.split(".") if part))
+    )
+
+
+def names_of(config: ExperimentConfig) -> list[str]:
+    probe = make_probe(config)
+    declared = probe.read_by().declared(probe)
+    assert declared
+    return declared
+
+
+class _Names(dict[str, Effect]):
+    """Effects that remember which names were asked for."""
+
+    def __init__(self, effects: Mapping[str, Effect], asked: set[str]) -> None:
+        super().__init__(effects)
+        self.asked = asked
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Effect:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+class _Asking(Panel):
+    def select(self, condition: str, metric: str, **parameters: object) -> list[Effect]:
+        assert isinstance(self.effects, _Names)
+        self.effects.asked.add(f"{condition}.{metric}" if condition else metric)
+        return super().select(condition, metric, **parameters)
+
+
+def _sizeless(name: str) -> str:
+    return re.sub(r"\{\w+\}|\d+(\.\d+)?", "#", name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", sorted(RUNS))
 def test_every_effect_of_every_released_run_is_made_again_from_its_own_rows(experiment: str) -> None:
@@ -236,12 +321,11 @@ def _of_other_parameters(experiment: str, missing: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(OF_PROBE))
 def test_the_figure_shows_every_model_and_says_why_one_is_missing(name: str) -> None:
-    from matplotlib.figure import Figure
-
     result = released(OF_PROBE[name].name)
     reading = make_probe(result.config).read_by()
     gone = Panel("absent", note="failed: its weights are damaged")
-    shown: list[Any] = panels(result)
+    asked = set[str]()
+    shown = [_Asking(**{**vars(panel), "effects": _Names(panel.effects, asked)}) for panel in panels(result)]
     drawn = reading.draw([*shown, gone])
     drawn.draw_without_rendering()
     said = " ".join(text.get_text() for axes in drawn.axes for text in axes.texts).replace("\n", " ")
@@ -256,6 +340,7 @@ def test_the_figure_shows_every_model_and_says_why_one_is_missing(name: str) -> 
         if shown:
             assert axes.has_data()
             assert all(math.isfinite(end) for end in (*axes.get_xlim(), *axes.get_ylim()))
+    assert _unknown(asked, name) == set()
 
 
 def test_the_paper_has_models_for_the_families() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from kvprobe.errors import ConfigError
+from kvprobe.errors import ConfigError, did_you_mean
 from kvprobe.models.catalogue import Standing, standing
 from kvprobe.runs.claims.claim import Claim, ClaimKind
 from kvprobe.runs.claims.p_values import p_value
@@ -64,9 +63,8 @@ def not_applicable(claim: Claim, model: str, reason: str, beside: Standing | Non
 def _effect_of(claim: Claim, statement: Statement, effects: Sequence[Effect]) -> Effect:
     by_name = {effect.name: effect for effect in effects}
     if statement.effect not in by_name:
-        nearest = difflib.get_close_matches(statement.effect, by_name, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(sorted(by_name)) or 'none'}."
-        raise ConfigError(f"Claim {claim.id!r} is about {statement.effect!r}, which the probe does not measure; {hint}")
+        told = f"Claim {claim.id!r} is about {statement.effect!r}, which the probe does not measure"
+        raise ConfigError(f"{told}; {did_you_mean(statement.effect, by_name)}")
     return by_name[statement.effect]
 
 

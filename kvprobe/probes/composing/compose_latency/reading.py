@@ -29,12 +29,13 @@ from kvprobe.probes.composing.compose_latency.probe import (
     COMPILE,
     RANDOM,
     REPEATED,
+    TEXT,
     TWO_PIECES,
     WITHOUT_CHUNK,
     ComposeLatency,
 )
 from kvprobe.probes.kit.fidelity import FULL_PREFILL
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 from kvprobe.stats.growth import growth_exponent
 
 if TYPE_CHECKING:
@@ -75,6 +76,18 @@ def effects(sample: Sample, probe: ComposeLatency) -> Iterator[Effect]:
         yield from _exponent(_added(long, arm), f"{arm}.exponent_long", "added_seconds")
     yield from _ratio_exponent(random.of(arm=(FULL_PREFILL, "splice", WITHOUT_CHUNK, TWO_PIECES)))
     yield sample.noise()
+
+
+def names(probe: ComposeLatency) -> Iterator[str]:
+    """Those of `effects`."""
+    sized = f"splice_seam_{probe.seam}", f"cacheblend_{probe.percent}"
+    for words in ("", f"_{TEXT}", f"_{REPEATED}"):
+        timed = [f"{arm}{words}_{{length}}" for arm in (*_GROWING, TWO_PIECES, WITHOUT_CHUNK, *sized)]
+        yield from joined(timed, ("seconds", "speedup", "flop_share"))
+    yield from joined(("compile_{length}", "save_{length}"), "seconds")
+    yield from ("storage_{length}.bytes", "pays_off_{length}.uses", "full_over_splice.exponent")
+    yield from joined(_GROWING, ("exponent_raw", "exponent", "flop_exponent", "exponent_long"))
+    yield NOISE
 
 
 def _beside(sample: Sample, arm: str, other: str) -> Sample:
@@ -195,4 +208,5 @@ READING = Reading(
     finding="The first token after a spliced chunk of 8,192 tokens comes {splice_8192.speedup} times as fast as after "
     "a full prefill.",
     step=5,
+    names=names,
 )

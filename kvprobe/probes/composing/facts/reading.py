@@ -21,8 +21,8 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.composing.facts.probe import FactsProbe
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED
-from kvprobe.probes.kit.reading.fidelity import KAPPA_MAY_LACK, PROMPT, by_arm, fidelity_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.fidelity import FIDELITY, KAPPA_MAY_LACK, PROMPT, by_arm, fidelity_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _REFERENCE = "{insertion}.full_prefill"
 _ARMS = {
@@ -49,6 +49,15 @@ def effects(sample: Sample, probe: FactsProbe) -> Iterator[Effect]:
         name, within = f"late_less_early.{arm}.exact_match", ("scenario", "prompt")
         yield from part.difference(name, "exact", "insertion", "late", "early", within=within)
     yield sample.noise()
+
+
+def names(probe: FactsProbe) -> Iterator[str]:
+    """Those of `effects`."""
+    arms = [arm.name for arm in probe.arms()]
+    yield from joined(_PLACES, arms, (*FIDELITY, "exact_match"))
+    yield from joined((*_PLACES,), (FULL_PREFILL, "seam_gain"), "exact_match")
+    yield from joined("late_less_early", arms, "exact_match")
+    yield NOISE
 
 
 def exact_by_skeleton(panel: Panel, effect: Effect) -> pd.Series:
@@ -104,4 +113,5 @@ READING = Reading(
         "late_less_early.*": "The task has its list at one place only.",
         **KAPPA_MAY_LACK,
     },
+    names=names,
 )

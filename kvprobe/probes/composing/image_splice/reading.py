@@ -21,7 +21,7 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.composing.image_splice.probe import ARMS, WRONG_IMAGE, ImageSplice
 from kvprobe.probes.kit.reading.fidelity import by_pair
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 GAINS = {"no_rotation": "rotation_gain", "temporal_only": "axes_gain"}
 """What the KL of an arm beyond that of `moved` is called."""
@@ -55,6 +55,15 @@ def effects(sample: Sample, _: ImageSplice) -> Iterator[Effect]:
     yield sample.noise()
 
 
+def names(_: ImageSplice) -> Iterator[str]:
+    """Those of `effects`."""
+    moved = [f"{arm}_{{shift}}" for arm in ARMS]
+    yield from joined((*moved, "same_place", "swapped"), ("agreement", "correct_rate", "kl", "logit_error", "recovery"))
+    yield from joined([f"{arm}_{{shift}}" for arm in ARMS if arm != WRONG_IMAGE], "kl_share")
+    yield from joined([f"{gain}_{{shift}}" for gain in GAINS.values()], "kl")
+    yield from ("moved.first_layer_key_error", NOISE)
+
+
 def _row(metric: str, ylabel: str, height: float, scale: Scale) -> Curves:
     curves = tuple(Curve(f"{arm}_{{shift}}", metric, *look) for arm, look in _LOOKS.items())
     # Several curves lie on one another.
@@ -84,4 +93,5 @@ READING = Reading(
         "same_place.agreement": PaperEntry("image_splice_same_position", "overall", "agreement"),
         "moved_0.agreement": PaperEntry("image_position_shift", "shift_161", "agreement"),
     },
+    names=names,
 )

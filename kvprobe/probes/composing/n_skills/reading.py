@@ -18,10 +18,10 @@ from kvprobe.figures.panel import PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.composing.n_skills.probe import NSkills
+from kvprobe.probes.composing.n_skills.probe import ARMS, PLACES, NSkills
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED
-from kvprobe.probes.kit.reading.fidelity import fidelity_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.fidelity import FIDELITY, fidelity_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _LOOKS = {
     FULL_PREFILL: ("full prefill", COLORS["ink"], "X"),
@@ -49,6 +49,15 @@ def effects(sample: Sample, probe: NSkills) -> Iterator[Effect]:
             name, ends = f"{arm}.most_less_fewest.{metric}", (max(able), min(able))
             yield from part.difference(name, column, "skills", *ends, within=("scenario", "prompt"), unit=unit)
     yield sample.noise()
+
+
+def names(_: NSkills) -> Iterator[str]:
+    """Those of `effects`."""
+    arms = [arm.name for arm in ARMS]
+    yield from joined([f"{arm}_{{skills}}" for arm in arms], (*FIDELITY, "token_share", "flop_share"))
+    yield from joined([f"{place}_{{skills}}" for place in PLACES], arms, "agreement")
+    yield from joined(arms, "most_less_fewest", ("agreement", "kl"))
+    yield from (f"{FULL_PREFILL}_{{skills}}.accuracy", NOISE)
 
 
 def _with_count(sample: Sample, equivalence: float) -> Iterator[Effect]:
@@ -96,4 +105,5 @@ READING = Reading(
         "*.most_less_fewest.*": "Its full prefill is accurate enough at one number of skills only.",
     },
     step=4,
+    names=names,
 )

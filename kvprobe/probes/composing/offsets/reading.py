@@ -23,8 +23,8 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.composing.offsets.probe import ARMS, Offsets
 from kvprobe.probes.kit.fidelity import REMOVED
-from kvprobe.probes.kit.reading.fidelity import KAPPA_MAY_LACK, fidelity_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.fidelity import FIDELITY, KAPPA_MAY_LACK, fidelity_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _LOOKS: dict[str, dict[str, Any]] = {
     "rotated": {"label": "rotated", "color": COLORS["blue"]},
@@ -60,6 +60,17 @@ def effects(sample: Sample, _: Offsets) -> Iterator[Effect]:
                 yield reference.rate(f"{kind}_{{size}}.reference.accuracy", reference.rows["reference_margin"] > 0)
                 yield reference.mean(f"{kind}_{{size}}.reference.margin", "reference_margin", "logits")
     yield sample.noise()
+
+
+def names(_: Offsets) -> Iterator[str]:
+    """Those of `effects`."""
+    errors = ("rotated_error", "unrotated_error")
+    # Of each kind of layer that the model's configuration names.
+    yield from joined("offset_{size}.keys", (*errors, "rounding_units", *joined("*", errors)))
+    moved = ("offset_{size}", "filler_{size}")
+    yield from joined(moved, ARMS, FIDELITY)
+    yield from joined(moved, "reference", ("accuracy", "margin"))
+    yield from ("chained.excess", "chained.error", NOISE)
 
 
 def _arms(kind: str, metric: str) -> tuple[Curve, ...]:
@@ -126,4 +137,5 @@ READING = Reading(
         **KAPPA_MAY_LACK,
     },
     step=3,
+    names=names,
 )

@@ -30,8 +30,8 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.composing.seam_repair.probe import HEADERS, REPAIRED, SINK, SeamRepair
 from kvprobe.probes.kit.fidelity import FULL_PREFILL
-from kvprobe.probes.kit.reading.fidelity import KAPPA_MAY_LACK, PROMPT, by_pair, fidelity_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.fidelity import FIDELITY, KAPPA_MAY_LACK, PROMPT, by_pair, fidelity_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _UNITS = {"kl": "nats", "margin_error": "logits"}
 _LOOKS = {
@@ -71,6 +71,20 @@ def effects(sample: Sample, _: SeamRepair) -> Iterator[Effect]:
                 name = f"sink.{cache}_over_full.{column}"
                 yield from sinks.difference(name, column, "cache", cache, FULL_PREFILL, within=PROMPT, unit=unit)
     yield sample.noise()
+
+
+def names(probe: SeamRepair) -> Iterator[str]:
+    """Those of `effects`."""
+    seams = [f"seam_{size}" for size in probe.seams]
+    yield from joined(HEADERS, seams, (*FIDELITY, "token_share"))
+    repairs = [f"repair_{size}" for size in probe.seams if size]
+    yield from joined([header for header in HEADERS if header != "real"], repairs, ("kl_removed", "error_removed"))
+    behind = [header for header in HEADERS if header != "none"]
+    yield from joined("header", [f"{header}_over_none" for header in behind], _UNITS)
+    yield from joined("interaction", behind, _UNITS)
+    caches = (REPAIRED, *HEADERS)
+    yield from joined("sink", (FULL_PREFILL, *caches, *(f"{cache}_over_full" for cache in caches)), SINK)
+    yield NOISE
 
 
 def _removed_by_seam(sample: Sample, header: str, seam: int) -> Iterator[Effect]:
@@ -139,4 +153,5 @@ READING = Reading(
     },
     may_lack={"*bos*": "The tokenizer has no beginning-of-text token.", **KAPPA_MAY_LACK},
     step=2,
+    names=names,
 )

@@ -23,7 +23,7 @@ from kvprobe.probes.base import Reading
 from kvprobe.probes.composing.tool_calls.probe import ToolCallsProbe
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED, WRONG
 from kvprobe.probes.kit.reading.fidelity import PROMPT, by_arm
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect, Sample, joined
 
 SHARES = {
     "parsed": "parsed",
@@ -59,6 +59,12 @@ def effects(sample: Sample, probe: ToolCallsProbe) -> Iterator[Effect]:
     gains = {f"seam_gain_{header}": (f"seam_{probe.seam}_{header}", f"splice_{header}") for header in probe.headers}
     for name, arms in {**gains, "header_gain": ("splice_neutral", "splice_none")}.items():
         yield from sample.difference(f"{name}.accuracy", "correct", "arm", *arms, within=PROMPT)
+
+
+def names(probe: ToolCallsProbe) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined([arm.name for arm in probe.arms()], (*SHARES, "kappa"))
+    yield from joined(("header_gain", *(f"seam_gain_{header}" for header in probe.headers)), "accuracy")
 
 
 def _bars(metric: str, label: str) -> Bars:
@@ -106,4 +112,5 @@ READING = Reading(
     },
     may_lack={"*.kappa": "All calls are to the same tool.", f"{WRONG}.*": "No other prompt has different definitions."},
     step=6,
+    names=names,
 )

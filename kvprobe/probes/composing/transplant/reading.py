@@ -21,8 +21,8 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.composing.transplant.probe import CONDITIONS, Transplant
 from kvprobe.probes.kit.fidelity import FULL_PREFILL, REMOVED, WRONG
-from kvprobe.probes.kit.reading.fidelity import KAPPA_MAY_LACK, PROMPT, by_arm, fidelity_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.fidelity import FIDELITY, KAPPA_MAY_LACK, PROMPT, by_arm, fidelity_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,6 +65,15 @@ def effects(sample: Sample, probe: Transplant) -> Iterator[Effect]:
     spliced, layouts = sample.of(arm="splice_neutral"), ("condition", *CONDITIONS)
     yield from spliced.difference("coupling.agreement_loss", "agrees", *layouts, within="scenario")
     yield sample.noise()
+
+
+def names(probe: Transplant) -> Iterator[str]:
+    """Those of `effects`."""
+    arms = [arm.name for arm in probe.arms()]
+    yield from joined(CONDITIONS, arms, (*FIDELITY, "token_share"))
+    yield from joined(CONDITIONS, [arm for arm in arms if arm != WRONG], "cosine_above_wrong_chunk")
+    yield from joined(CONDITIONS, "rotation", ("cosine_gain", "agreement_gain", "kl_gain"))
+    yield from ("coupling.agreement_loss", NOISE)
 
 
 def _rotation(sample: Sample) -> Iterator[Effect]:
@@ -134,4 +143,5 @@ READING = Reading(
     " the rule comes first, and in {coupled.splice_none.agreement} where it comes after the field (chance: "
     "0.5).",
     step=1,
+    names=names,
 )

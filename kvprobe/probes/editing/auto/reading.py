@@ -10,8 +10,8 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.auto.probe import AutoProbe, auto_name
-from kvprobe.probes.kit.reading.editing import baseline_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, baseline_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _LOSS = "full prefills"
 
@@ -29,6 +29,18 @@ def effects(sample: Sample, probe: AutoProbe) -> Iterator[Effect]:
     yield from _against_erratum(sample, auto_name(first), first)
     yield from baseline_effects(sample.of(edit="asked"))
     yield sample.noise()
+
+
+def names(probe: AutoProbe) -> Iterator[str]:
+    """Those of `effects`."""
+    policies = [*_COSTS.arms, *map(auto_name, probe.error_costs)]
+    metrics = ("error_rate", "token_share", "loss")
+    yield from joined(policies, (*metrics, *joined(("asked", "other"), "error_rate")))
+    yield from joined("auto_less_erratum", (*metrics, "most_tokens"))
+    yield from joined("auto.needs", ("accuracy", "precision", "recall"))
+    # What an edit's field shares with the other one, as the scenarios say it.
+    yield from joined("changes", ("asked", "other"), "*")
+    yield from ("needed.rate", *BASELINE_RATES, NOISE)
 
 
 def _policy_effects(sample: Sample, policy: str, cost: float) -> Iterator[Effect]:
@@ -110,4 +122,5 @@ READING = Reading(
         "auto.needs.precision": "AUTO never chose more than an in-place edit.",
         "auto.needs.recall": "No edit needed more than an in-place one.",
     },
+    names=names,
 )

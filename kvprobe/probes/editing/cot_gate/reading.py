@@ -20,9 +20,9 @@ from kvprobe.figures.rates import Rates, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.editing.cot_gate.probe import CotGate
-from kvprobe.probes.kit.reading.editing import baseline_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.editing.cot_gate.probe import ARMS, CotGate
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, baseline_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,6 +56,17 @@ def effects(sample: Sample, _: CotGate) -> Iterator[Effect]:
         yield chains.mean("chains.length", "length", "tokens")
     yield from baseline_effects(sample)
     yield sample.noise()
+
+
+def names(probe: CotGate) -> Iterator[str]:
+    """Those of `effects`."""
+    before = "" if probe.remark == "none" else "poisoned."
+    rates = ("new_rate", "old_rate")
+    yield from joined((f"{before}direct", f"{before}think"), ARMS, rates)
+    yield from joined(f"{before}think", ARMS, ("censored", "names_new", "names_old"))
+    yield from joined(f"{before}forced", [f"{arm}_{cut}" for arm in ARMS for cut in probe.cut_after], rates)
+    yield from joined((f"{before}gate", f"{before}chain"), ARMS, "difference")
+    yield from ("chains.censored", "chains.length", *BASELINE_RATES, NOISE)
 
 
 def _ended(rows: pd.DataFrame) -> pd.Series:
@@ -159,4 +170,5 @@ READING = Reading(
         },
     },
     step=2,
+    names=names,
 )

@@ -9,8 +9,8 @@ from kvprobe.figures.doses import Doses
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.editing.edit_latency.probe import EditLatency
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.editing.edit_latency.probe import ARMS, REFERENCE, EditLatency
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 METRICS = ("seconds_ratio", "flop_share", "token_share")
 _CURVES = {
@@ -33,6 +33,14 @@ def effects(sample: Sample, probe: EditLatency) -> Iterator[Effect]:
         for metric in METRICS:
             yield from part.difference(f"{arm}.longest_less_shortest.{metric}", metric, "length", longest, shortest)
     yield sample.noise()
+
+
+def names(_: EditLatency) -> Iterator[str]:
+    """Those of `effects`."""
+    arms = (*ARMS, REFERENCE)
+    yield from joined([f"{arm}_{{length}}" for arm in arms], METRICS)
+    yield from joined(arms, "longest_less_shortest", METRICS)
+    yield NOISE
 
 
 READING = Reading(
@@ -62,4 +70,5 @@ READING = Reading(
             ylim=(0.0, None),
         ),
     ),
+    names=names,
 )

@@ -12,8 +12,8 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.erratum_controls.probe import EXPECTED, ErratumControls
-from kvprobe.probes.kit.reading.editing import baseline_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, baseline_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +47,13 @@ def effects(sample: Sample, _: ErratumControls) -> Iterator[Effect]:
         yield judged.rate("as_expected", "as_expected")
     yield from baseline_effects(sample)
     yield sample.noise()
+
+
+def names(_: ErratumControls) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(EXPECTED, ("new_rate", "margin_shift"))
+    yield from joined("value", [f"against_{arm}" for arm in _AGAINST], "difference")
+    yield from ("as_expected", *BASELINE_RATES, NOISE)
 
 
 @dataclass(frozen=True)
@@ -93,4 +100,5 @@ READING = Reading(
         )
     },
     step=3,
+    names=names,
 )

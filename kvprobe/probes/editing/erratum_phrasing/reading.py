@@ -11,9 +11,9 @@ from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.editing.erratum_phrasing.probe import METHODS, ErratumPhrasing
-from kvprobe.probes.kit.reading.editing import baseline_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.editing.erratum_phrasing.probe import LINES, METHODS, ErratumPhrasing
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, baseline_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +46,13 @@ def effects(sample: Sample, _: ErratumPhrasing) -> Iterator[Effect]:
         yield from part.difference(name, "correct", "method", *reversed(METHODS), noise_floor=None)
     yield from baseline_effects(sample)
     yield sample.noise()
+
+
+def names(_: ErratumPhrasing) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(METHODS, LINES, ("new_rate", "tokens", "cost"))
+    yield from joined("in_place", LINES, "difference")
+    yield from (*BASELINE_RATES, NOISE)
 
 
 @dataclass(frozen=True)
@@ -94,4 +101,5 @@ READING = Reading(
         f"erratum.{ours}.new_rate": PaperEntry("erratum_phrasing", theirs, "P_correct")
         for ours, theirs in _PAPER_LINES.items()
     },
+    names=names,
 )

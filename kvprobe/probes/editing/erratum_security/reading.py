@@ -8,9 +8,9 @@ from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.editing.erratum_security.probe import ErratumSecurity
-from kvprobe.probes.kit.reading.editing import baseline_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.editing.erratum_security.probe import DEFENCES, METHODS, ErratumSecurity
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, baseline_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined
 from kvprobe.tasks.erratum_lines import FORGERIES
 
 _FORMS = {"claim": "claim", "quoted": "quoted erratum", "spoken": "spoken erratum", "own_line": "erratum, own line"}
@@ -50,6 +50,16 @@ def effects(sample: Sample, _: ErratumSecurity) -> Iterator[Effect]:
     yield sample.noise()
 
 
+def names(_: ErratumSecurity) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(DEFENCES, (*joined(_PLACES, FORGERIES, "override_rate"), "override_rate", "tokens"))
+    yield from joined(DEFENCES[1:], "prevented")
+    yield from joined("clean", DEFENCES, "correct_rate")
+    yield from joined(("legitimate", "contested"), METHODS, DEFENCES, "new_rate")
+    yield from joined("edit", METHODS, "tokens")
+    yield from (*BASELINE_RATES, NOISE)
+
+
 READING = Reading(
     effects,
     FigureSpec(
@@ -79,4 +89,5 @@ READING = Reading(
         ),
     ),
     step=6,
+    names=names,
 )

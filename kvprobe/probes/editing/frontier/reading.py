@@ -11,8 +11,8 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.frontier.probe import REFERENCE, Frontier
 from kvprobe.probes.kit.edit_arms import Arm
-from kvprobe.probes.kit.reading.editing import arm_effects, baseline_effects, recovery_difference
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, arm_effects, baseline_effects, recovery_difference
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _SHARES = {"token_share": "tokens", "flop_share": "flops", "seconds_ratio": "seconds"}
 _UPPER_BOUND = "oracle_copy_{size}"
@@ -58,6 +58,15 @@ def effects(sample: Sample, probe: Frontier) -> Iterator[Effect]:
     if len(no_ops):
         yield no_ops.maximum("no_op.error", (no_ops.rows["margin"] - no_ops.rows["m_base"]).abs())
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: Frontier) -> Iterator[str]:
+    """Those of `effects`."""
+    metrics = ("correct_rate", "recovery", "bytes_written", "agreement", *_SHARES)
+    yield from joined([arm.name for arm in probe.arms()], metrics)
+    differences = ("field_under_erratum", "field_alone", f"oracle_copy_over_selective_{max(probe.sizes)}")
+    yield from joined(differences, "recovery")
+    yield from ("hoist_over_erratum.token_share", "no_op.error", *BASELINE_RATES, NOISE)
 
 
 def _against_reprefill(edits: Sample, arm: Arm) -> Iterator[Effect]:
@@ -125,4 +134,5 @@ READING = Reading(
     "overwritten, and {erratum.correct_rate} after an erratum, which runs {erratum.token_share} of a prefill's"
     " tokens.",
     step=1,
+    names=names,
 )

@@ -15,8 +15,8 @@ from kvprobe.figures.style import COLORS, levels
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.k_sweep.probe import COPIED_CRITERION, COPY, REFERENCES, KSweep
 from kvprobe.probes.editing.k_sweep.smallest_size import against_reference, monotone
-from kvprobe.probes.kit.reading.editing import arm_effects, baseline_effects, recovery_difference
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, arm_effects, baseline_effects, recovery_difference
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +57,17 @@ def effects(sample: Sample, probe: KSweep) -> Iterator[Effect]:
         yield from recovery_difference(part, name, COPY, COPIED_CRITERION, by="criterion")
     yield from baseline_effects(sample)
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: KSweep) -> Iterator[str]:
+    """Those of `effects`."""
+    criteria = (*probe.criteria, COPY)
+    swept = [f"{criterion}_{size}" for criterion in criteria for size in probe.sizes]
+    yield from joined((*swept, *REFERENCES), ("correct_rate", "recovery"))
+    yield from joined(swept, [f"over_{reference}" for reference in REFERENCES], "difference")
+    yield from joined(criteria, [f"k_star_{reference}" for reference in REFERENCES])
+    yield from joined([f"copy_over_recompute_{size}" for size in probe.sizes if size], "recovery")
+    yield from ("tokens_after_field", *BASELINE_RATES, NOISE)
 
 
 @dataclass(frozen=True)
@@ -173,4 +184,5 @@ READING = Reading(
         for effect, metric in (("correct_rate", "P_correct"), ("recovery", "mean_recovery"))
     },
     step=4,
+    names=names,
 )

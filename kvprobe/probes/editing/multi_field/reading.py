@@ -14,9 +14,16 @@ from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.editing.multi_field.probe import ARMS, MultiField
-from kvprobe.probes.kit.reading.field_states import against_prefill, shared_effects, state_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.editing.multi_field.probe import ARMS, FLIPS, MultiField
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES
+from kvprobe.probes.kit.reading.field_states import (
+    AGAINST_PREFILL,
+    STATE,
+    against_prefill,
+    shared_effects,
+    state_effects,
+)
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _ARMS = {
     "stale": "stale",
@@ -51,6 +58,12 @@ def effects(sample: Sample, _: MultiField) -> Iterator[Effect]:
     yield from shared_effects(sample.of(arm=ARMS[-1]))
 
 
+def names(_: MultiField) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(ARMS, (*STATE, *AGAINST_PREFILL, *joined((*FLIPS, "changed", "unchanged"), STATE)))
+    yield from ("field_alone.changed.difference", "full_prefill.error_rate", *BASELINE_RATES, NOISE)
+
+
 READING = Reading(
     effects,
     FigureSpec(
@@ -79,4 +92,5 @@ READING = Reading(
         f"erratum.{ours}.correct_rate": PaperEntry("multi_field_edit", f"{theirs}/erratum", "P_correct")
         for ours, theirs in _PAPER_FLIPS.items()
     },
+    names=names,
 )

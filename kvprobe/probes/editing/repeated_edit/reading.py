@@ -15,9 +15,16 @@ from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.editing.repeated_edit.probe import ARMS, RepeatedEdit
-from kvprobe.probes.kit.reading.field_states import against_prefill, shared_effects, state_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.editing.repeated_edit.probe import ARMS, KINDS, RepeatedEdit
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES
+from kvprobe.probes.kit.reading.field_states import (
+    AGAINST_PREFILL,
+    STATE,
+    against_prefill,
+    shared_effects,
+    state_effects,
+)
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 # Colours as in the frontier's figure, where the methods are the same.
 _ARMS = {
@@ -47,6 +54,15 @@ def effects(sample: Sample, probe: RepeatedEdit) -> Iterator[Effect]:
     for part, name in ((sample, ""), (sample.of(kind="return"), "return.")):
         yield from _difference(part, f"current_over_stacked.{name}difference", "erratum", "stacked_errata")
     yield from shared_effects(sample.of(arm=ARMS[-1]))
+
+
+def names(probe: RepeatedEdit) -> Iterator[str]:
+    """Those of `effects`."""
+    windows = [f"edits_{done + probe.window}" for done in range(0, probe.edits, probe.window)]
+    yield from joined(ARMS, (*STATE, *AGAINST_PREFILL, *joined((*KINDS, *windows), STATE)))
+    compared = ("field_over_stale", "current_over_stacked", "current_over_stacked.return")
+    yield from joined(compared, "difference")
+    yield from ("full_prefill.error_rate", *BASELINE_RATES, NOISE)
 
 
 def _difference(sample: Sample, name: str, first: str, second: str) -> Iterator[Effect]:
@@ -90,4 +106,5 @@ READING = Reading(
         for ours, theirs in {"first": "to_processed", "return": "back_to_pending"}.items()
     },
     step=5,
+    names=names,
 )

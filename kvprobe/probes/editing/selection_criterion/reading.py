@@ -20,8 +20,8 @@ from kvprobe.probes.editing.selection_criterion.probe import (
     UPPER_BOUNDS,
     SelectionCriterion,
 )
-from kvprobe.probes.kit.reading.editing import arm_effects, baseline_effects, recovery_difference
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, arm_effects, baseline_effects, recovery_difference
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +78,16 @@ def effects(sample: Sample, _: SelectionCriterion) -> Iterator[Effect]:
     yield sample.maximum("noise.margin", "noise_floor")
 
 
+def names(probe: SelectionCriterion) -> Iterator[str]:
+    """Those of `effects`."""
+    for size in probe.sizes:
+        chosen = [f"{criterion}_{size}" for criterion in (*_NAMED, RANDOM)]
+        yield from joined(chosen, ("correct_rate", "recovery", "copied_correct_rate", "copied_recovery"))
+        yield from joined([f"{one}_over_{other}_{size}" for one, other in _CONTRASTS], "recovery")
+        yield from joined([f"{one}_copy_gap_{size}" for one in _NAMED], "recovery")
+    yield from (*BASELINE_RATES, NOISE)
+
+
 def _sizes(panels: Sequence[Panel]) -> list[int]:
     return sorted({int(size) for panel in panels for size in panel.curve(f"{RANDOM}_{{size}}", "recovery")})
 
@@ -122,4 +132,5 @@ READING = Reading(
         for ours, theirs in _PAPER_NAMES.items()
         for k in (8, 16, 32, 64)
     },
+    names=names,
 )

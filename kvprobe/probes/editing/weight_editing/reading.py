@@ -23,9 +23,9 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.weight_editing.arms import COLLATERAL, EDITED_PREFIX, TARGET
 from kvprobe.probes.editing.weight_editing.concurrent_requests import OTHER_WORDING, OWN_PREFIX, SHARED_PREFIX
-from kvprobe.probes.editing.weight_editing.probe import WeightEditing
-from kvprobe.probes.kit.reading.editing import baseline_effects
-from kvprobe.stats import Effect, Sample, maximum, proportion
+from kvprobe.probes.editing.weight_editing.probe import TOGETHER, WeightEditing
+from kvprobe.probes.kit.reading.editing import BASELINE_RATES, baseline_effects
+from kvprobe.stats import NOISE, Effect, Sample, joined, maximum, proportion
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,6 +65,14 @@ def effects(sample: Sample, _: WeightEditing) -> Iterator[Effect]:
         yield edits.rate("weights.bit_equal", "weights_equal")
     yield from baseline_effects(sample)
     yield sample.noise()
+
+
+def names(probe: WeightEditing) -> Iterator[str]:
+    """Those of `effects`."""
+    methods = (*probe.weight_edits, TOGETHER, *(f"{method}_per_request" for method in probe.weight_edits))
+    yield from joined((*methods, *probe.cache_edits), ("efficacy", "latency", *_FLIPPED, "collateral"))
+    yield from joined(methods, ("validation.switched", "validation.kept", "usable"))
+    yield from ("weights.bit_equal", *BASELINE_RATES, NOISE)
 
 
 def _validation_effects(sample: Sample, arm: str) -> Iterator[Effect]:
@@ -164,4 +172,5 @@ READING = Reading(
         f"{method}*": f"{method} failed its validation edits on this model and was not used."
         for method in ("rome", "memit", "lora")
     },
+    names=names,
 )

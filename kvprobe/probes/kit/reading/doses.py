@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects
+from kvprobe.stats import Effect, Sample, joined
 
 _ENOUGH = 0.8
 
@@ -34,6 +34,12 @@ def dose_effects(sample: Sample, group: str) -> Iterator[Effect]:
         smallest = pairs.rows["fraction"]
         step = sum(dose - doses[doses.index(dose) - 1] for dose in smallest) / len(smallest)
         yield pairs.mean(f"{group}.suffix_for_80", "fraction", noise_floor=step)
+
+
+def dose_names(groups: Sequence[str], fractions: Sequence[float]) -> Iterator[str]:
+    """Those of `dose_effects` of these groups and doses."""
+    patches = ("full_downstream", *(f"suffix_{round(100 * fraction)}" for fraction in fractions))
+    yield from joined(groups, (*joined("field_only", DECISION), *joined(patches, "recovery"), "suffix_for_80"))
 
 
 def smallest_suffixes(sample: Sample, *columns: str) -> Iterator[Sample]:

@@ -8,7 +8,10 @@ from kvprobe.probes.kit.edit_cases import BASELINES
 from kvprobe.probes.kit.reading.differences import recovery_difference
 from kvprobe.stats import Effect, Sample
 
-__all__ = ["arm_effects", "baseline_effects", "recovery_difference"]
+__all__ = ["BASELINE_RATES", "arm_effects", "baseline_effects", "recovery_difference"]
+
+BASELINE_RATES = tuple(f"baseline.{name}.correct_rate" for name in BASELINES)
+"""What `baseline_effects` makes."""
 
 
 def arm_effects(sample: Sample, condition: str) -> Iterator[Effect]:

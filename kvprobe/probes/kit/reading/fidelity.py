@@ -16,6 +16,11 @@ _LEAST_SHARE = 0.2
 _SAME = 1e-12
 """Spread, relative to the largest, below which numbers differ by rounding alone."""
 KAPPA_MAY_LACK = {"*.kappa": "The reference gives one of the answers in fewer than a fifth of the prompts."}
+FIDELITY = (
+    *("agreement", "accuracy", "same_argmax", "kappa", "kl", "js", "total_variation", "top_overlap"),
+    *("margin_error", "margin_retained", "cosine"),
+)
+"""What `fidelity_effects` makes of a condition."""
 PROMPT = ("pair", "prompt")
 """What two arms have in common."""
 

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from kvprobe.probes.kit.edit_cases import BASELINES
 from kvprobe.stats import Effect, Sample
 
+STATE = ("correct_rate", "error_rate")
+"""What `state_effects` makes of a condition."""
+AGAINST_PREFILL = ("agreement", "margin_error", "token_share")
+"""What `against_prefill` makes of a condition."""
+
 
 def state_effects(sample: Sample, condition: str) -> Iterator[Effect]:
     """`X.correct_rate` and `X.error_rate` for the condition X."""

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvprobe.stats import Effect, Sample
 
+DECISION = ("recovery", "margin_shift", "flip_rate")
+"""What `decision_effects` makes of a condition."""
+
 
 def conditions(sample: Sample, *numbered: str) -> Iterator[tuple[str, Sample]]:
     """The condition and the rows of each `intervention`, in order of first appearance.

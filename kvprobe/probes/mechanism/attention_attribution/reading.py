@@ -18,7 +18,7 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS, levels
 from kvprobe.probes.base import Reading
 from kvprobe.probes.mechanism.attention_attribution.probe import AttentionAttribution
-from kvprobe.stats import Effect, Sample, maximum
+from kvprobe.stats import NOISE, Effect, Sample, joined, maximum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +51,15 @@ def effects(sample: Sample, probe: AttentionAttribution) -> Iterator[Effect]:
         yield masses.made(maximum("mass.error", (total - 1).abs(), unit="attention mass"))
     if len(sample):
         yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: AttentionAttribution) -> Iterator[str]:
+    """Those of `effects`."""
+    # Regions are called by the prompt's segments.
+    yield from joined(("mass", "density", "stale.mass", "new.mass"), "*")
+    shares = f"top_{probe.top}_share", f"top_{probe.top}_over_chance"
+    yield from joined(("transplanted", "hidden"), ("correlation", *shares))
+    yield NOISE
 
 
 def mass_effects(sample: Sample, prefix: str) -> Iterator[Effect]:
@@ -169,4 +178,5 @@ READING = Reading(
         f"mass.{region}": PaperEntry("attention_attribution", condition, "decision_token_attention_mass")
         for region, condition in (("sink", "sink_0_3"), ("field", "field"), ("downstream", "orig_downstream"))
     },
+    names=names,
 )

@@ -12,7 +12,7 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.mechanism.attn_vs_mlp.probe import AttnVsMlp
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 from kvprobe.stats.sample import Column
 
 _NOTE, _DECISION = ("at the note", COLORS["vermilion"]), ("at the decision", COLORS["blue"])
@@ -30,6 +30,14 @@ def effects(sample: Sample, _: AttnVsMlp) -> Iterator[Effect]:
         yield from _source_effects(part.of(measurement="source"), place)
     yield sample.per("pair", error="max").maximum("identity.error", "error", "fraction")
     yield sample.noise()
+
+
+def names(_: AttnVsMlp) -> Iterator[str]:
+    """Those of `effects`."""
+    layers = (_SHARE, "attention_of_layer_{layer}", "mlp_of_layer_{layer}")
+    # Sources are called by the prompt's segments.
+    yield from joined(("note", "decision"), (*layers, "attention_share_middle", "attention_share_final", "from_*"))
+    yield from ("identity.error", NOISE)
 
 
 def middle_layer(layers: int) -> int:
@@ -134,4 +142,5 @@ READING = Reading(
         f"note.attention_share_{layer}": PaperEntry("attn_vs_mlp_write", f"read_layer_{layer}", "attention_share")
         for layer in _PAPER_LAYERS
     },
+    names=names,
 )

@@ -12,7 +12,7 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.mechanism.chain_knockout.probe import ChainKnockout
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _ARMS = {
     "free": "nothing",
@@ -46,6 +46,18 @@ def effects(sample: Sample, _: ChainKnockout) -> Iterator[Effect]:
         yield free.rate("free.censored", "censored")
         yield free.mean("free.length", "chain_tokens", "tokens")
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(_: ChainKnockout) -> Iterator[str]:
+    """Those of `effects`."""
+    masked = [arm for arm in _ARMS if arm != "free"]
+    blocked = [arm for arm in masked if arm.startswith("block")]
+    yield from joined(_ARMS, _CACHES, "follows_new")
+    yield from joined(masked, _CACHES, "margin_shift")
+    yield from joined(blocked, _CACHES, "chain_changed")
+    yield from joined((*blocked, "free"), _CACHES, "names_new_value")
+    yield from joined(masked, ("drop", "drop_over_new", "field_difference"))
+    yield from ("same_value.chain_changed", "free.censored", "free.length", NOISE)
 
 
 def _of_cell(sample: Sample, condition: str) -> Iterator[Effect]:
@@ -117,4 +129,5 @@ READING = Reading(
         "mask_field.field_only.follows_new": PaperEntry("cot_reread_block", "block_dec_field", "P_correct"),
         "block_rule.field_only.follows_new": PaperEntry("cot_reread_block", "block_cot_gate", "P_correct"),
     },
+    names=names,
 )

@@ -14,10 +14,10 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.differences import recovery_difference
-from kvprobe.probes.kit.reading.patching import decision_effects
+from kvprobe.probes.kit.reading.patching import DECISION, decision_effects
 from kvprobe.probes.mechanism.direction.probe import Direction
 from kvprobe.probes.mechanism.direction.steps import CONTROLS, INTERVENTIONS
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect, Sample, joined
 
 _LINES = {
     "full": ("everything", COLORS["grey"], "s"),
@@ -40,6 +40,13 @@ def effects(sample: Sample, _: Direction) -> Iterator[Effect]:
         depth = (full.rows["layer"] + 1) / (full.rows["layer"].max() + 1)
         at_chosen = full.rows["chosen"].astype(bool)
         yield full.where(at_chosen).mean("chosen.depth", depth[at_chosen])
+
+
+def names(_: Direction) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(INTERVENTIONS, DECISION)
+    yield from joined([f"lead_over_{control}" for control in CONTROLS], "recovery")
+    yield from ("necessity.drop", "necessity_random.drop", "chosen.depth")
 
 
 def _lost(rows: pd.DataFrame) -> pd.Series:
@@ -97,4 +104,5 @@ READING = Reading(
         key_title="Vermilion: controls as long as the step along the difference of means, towards the donor.",
         key_columns=5,
     ),
+    names=names,
 )

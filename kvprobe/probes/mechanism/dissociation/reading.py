@@ -11,9 +11,9 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.differences import recovery_difference
-from kvprobe.probes.kit.reading.patching import decision_effects, identity_errors, shapley_split
-from kvprobe.probes.mechanism.dissociation.probe import FROM_DONOR, Dissociation
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.kit.reading.patching import DECISION, decision_effects, identity_errors, shapley_split
+from kvprobe.probes.mechanism.dissociation.probe import FROM_DONOR, INTERVENTIONS, Dissociation
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 
 def effects(sample: Sample, _: Dissociation) -> Iterator[Effect]:
@@ -31,6 +31,13 @@ def effects(sample: Sample, _: Dissociation) -> Iterator[Effect]:
     yield from identity_errors(sample, {"full_downstream": "m_donor"})
     if len(sample):
         yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(_: Dissociation) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(INTERVENTIONS, DECISION)
+    yield from joined(("interaction", "shapley_trigger", "shapley_notes", "conclusion_over_content"), "recovery")
+    yield from ("full_downstream.error", NOISE)
 
 
 def conclusion_over_content(sample: Sample) -> Iterator[Effect]:
@@ -83,4 +90,5 @@ READING = Reading(
         for condition in FROM_DONOR[:3]
     },
     step=3,
+    names=names,
 )

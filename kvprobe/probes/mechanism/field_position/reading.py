@@ -21,9 +21,9 @@ from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS, levels
 from kvprobe.probes.base import Reading
-from kvprobe.probes.kit.reading.doses import dose_effects, recoveries, smallest_suffixes
+from kvprobe.probes.kit.reading.doses import dose_effects, dose_names, recoveries, smallest_suffixes
 from kvprobe.probes.mechanism.field_position.probe import SLOTS, FieldPositionProbe
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +58,15 @@ def effects(sample: Sample, _: FieldPositionProbe) -> Iterator[Effect]:
         yield part.recovery(f"{'inside' if inside else 'outside'}_window.field_only.recovery")
     if len(sample):
         yield sample.noise()
+
+
+def names(probe: FieldPositionProbe) -> Iterator[str]:
+    """Those of `effects`."""
+    groups = [*SLOTS, *(f"{slot}.notes_{{notes}}.mentions_{{mentions}}" for slot in SLOTS)]
+    yield from dose_names(groups, probe.fractions)
+    yield from joined(FACTORS, ("field_only_difference", "suffix_for_80_difference"))
+    yield from joined(("inside_window", "outside_window"), "field_only.recovery")
+    yield NOISE
 
 
 def factor_effects(sample: Sample, factor: str) -> Iterator[Effect]:
@@ -174,4 +183,5 @@ READING = Reading(
             ("suffix_for_80", "suffix_fraction_for_80pct"),
         )
     },
+    names=names,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,9 @@ from kvprobe.figures.style import COLORS, levels
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.decoding import accuracy
 from kvprobe.probes.kit.reading.differences import recovery_difference
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects, over_draws
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects, over_draws
 from kvprobe.probes.mechanism.heads.probe import Heads
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +55,22 @@ def effects(sample: Sample, _: Heads) -> Iterator[Effect]:
     for name, (kind, column) in _CORRELATED.items():
         yield from _correlation(sample.of(measurement=kind), f"{name}.rank_correlation", column)
     yield sample.noise()
+
+
+def names(probe: Heads) -> Iterator[str]:
+    """Those of `effects`."""
+    sizes = {*probe.sizes, probe.control_size}
+    yield from joined((*_sized(_SETS, sizes), "read_single_others"), DECISION)
+    drawn = [name for name in _SETS if "random" in name or "matched" in name]
+    yield from joined(_sized(drawn, sizes), "reach_rate")
+    yield from joined(_sized(["read_indirect_{heads}"], sizes), "recovery")
+    yield from joined(_sized(_ABLATIONS, sizes), ("gap_retained", "accuracy"))
+    yield from joined(_CORRELATED, "rank_correlation")
+    yield NOISE
+
+
+def _sized(conditions: Sequence[str], sizes: Collection[int]) -> list[str]:
+    return [condition.format(heads=size) for condition in conditions for size in sizes]
 
 
 def _beside_held_out(sets: Sample, condition: str, part: Sample) -> Iterator[Effect]:
@@ -188,4 +204,5 @@ READING = Reading(
         },
         "read_single_others.recovery": PaperEntry("read_heads_control", "random_single_heads", "decision_recovery"),
     },
+    names=names,
 )

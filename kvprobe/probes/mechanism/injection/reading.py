@@ -13,9 +13,10 @@ from kvprobe.figures.panel import PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects, over_draws
+from kvprobe.probes.kit.directions import DIRECTIONS
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects, over_draws
 from kvprobe.probes.mechanism.injection.probe import ALL, Injection
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _SELECTIONS = {
     "in_sample_{size}": ("ranked on the pair itself", COLORS["sky"]),
@@ -39,6 +40,14 @@ def effects(sample: Sample, _: Injection) -> Iterator[Effect]:
         yield from decision_effects(part, f"{ALL}_{{direction}}")
     if len(sample):
         yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: Injection) -> Iterator[str]:
+    """Those of `effects`."""
+    sets = [condition.format(size=size) for condition in _SELECTIONS for size in probe.sizes]
+    yield from joined((*sets, ALL), (*DECISION, "argmax_rate", "half_shift_rate"))
+    yield from joined((*(f"{ALL}_{way}" for way in DIRECTIONS),), DECISION)
+    yield NOISE
 
 
 def doses(metric: str, ylabel: str, xlabel: str) -> Doses:
@@ -72,4 +81,5 @@ READING = Reading(
             for size in (1, 2, 4, 8, 16, 32)
         },
     },
+    names=names,
 )

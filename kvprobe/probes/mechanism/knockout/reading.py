@@ -16,7 +16,7 @@ from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.differences import recovery_difference
 from kvprobe.probes.kit.reading.patching import conditions
 from kvprobe.probes.mechanism.knockout.probe import FRACTIONS, Knockout
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _KEYS = {
     "attention_{percent}": ("most attended hidden", COLORS["vermilion"]),
@@ -61,6 +61,20 @@ def effects(sample: Sample, _: Knockout) -> Iterator[Effect]:
         yield empty.maximum("empty.error", (empty.rows["margin"] - empty.rows["unmasked"]).abs())
     if len(sample):
         yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: Knockout) -> Iterator[str]:
+    """Those of `effects`."""
+    percents = [round(100 * fraction) for fraction in probe.fractions]
+    hidden = [condition.format(percent=percent) for condition in _NUMBERED for percent in percents]
+    hidden += [f"{band}_layers" for band in _BANDS]
+    yield from joined(hidden, _CACHES, ("follows_new", "flip_rate", "margin_shift"))
+    yield from joined(hidden, ("default_shift", "attention_mass", *_CONTRASTS))
+    for kind, controls in _CONTROLS.items():
+        over = [f"{kind}_{percent}_over_{control}" for percent in percents for control in controls]
+        yield from joined(over, _CONTRASTS)
+    yield from joined("none", _CACHES, "follows_new")
+    yield from ("empty.error", NOISE)
 
 
 def by_cache(sample: Sample, condition: str) -> Iterator[Effect]:
@@ -169,4 +183,5 @@ READING = Reading(
         },
     },
     step=5,
+    names=names,
 )

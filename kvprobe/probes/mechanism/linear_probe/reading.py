@@ -14,9 +14,9 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.decoding import accuracy, right_share
-from kvprobe.probes.mechanism.linear_probe.probe import LinearProbe
+from kvprobe.probes.mechanism.linear_probe.probe import TARGETS, LinearProbe
 from kvprobe.probes.mechanism.linear_probe.readout import ARMS
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect, Sample, joined
 
 _LINES = {
     ("conclusion", "first_case"): ("conclusion, end of the first case", COLORS["sky"], "s"),
@@ -42,6 +42,16 @@ def effects(sample: Sample, _: LinearProbe) -> Iterator[Effect]:
         yield from part.difference(f"selectivity.{place}", right, "target", "conclusion", "other_xor")
     for arm, part in sample.of(measurement="readout", chosen=True).by("arm"):
         yield part.rate(f"readout.{arm}.says_new", "says_new")
+
+
+def names(probe: LinearProbe) -> Iterator[str]:
+    """Those of `effects`."""
+    for split, targets in TARGETS.items():
+        read = joined(targets, probe.places)
+        yield from joined(read, "accuracy" if split == "skeleton" else f"{split}.accuracy")
+    yield from joined("conclusion", probe.places, "in_sample")
+    yield from joined("selectivity", probe.places)
+    yield from joined("readout", ARMS, "says_new")
 
 
 def _by_layer(panel: Panel) -> Mapping[str, tuple[pd.Series, str, str]]:
@@ -117,4 +127,5 @@ READING = Reading(
             for arm in ARMS
         },
     },
+    names=names,
 )

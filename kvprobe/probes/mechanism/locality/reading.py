@@ -13,9 +13,9 @@ from kvprobe.figures.profiles import Profiles
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.kit.reading.patching import cache_change_effects, decision_effects, shapley_split
+from kvprobe.probes.kit.reading.patching import DECISION, cache_change_effects, decision_effects, shapley_split
 from kvprobe.probes.mechanism.locality.probe import INTERVENTIONS, Locality
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _REGIONS = {
     "before": ("before the field", COLORS["green"], "s"),
@@ -36,6 +36,14 @@ def effects(sample: Sample, _: Locality) -> Iterator[Effect]:
     yield from cache_change_effects(sample.of(measurement="cache_change"))
     if len(decisions):
         yield decisions.maximum("noise.margin", "noise_floor")
+
+
+def names(_: Locality) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(INTERVENTIONS, DECISION)
+    yield from joined(("interaction", "shapley_field", "shapley_rest"), "recovery")
+    yield from joined(("blast_radius", "relative_change"), _REGIONS)
+    yield from ("full_downstream.error", "no_op.error", NOISE)
 
 
 def change_by_region(panel: Panel) -> Mapping[str, tuple[pd.Series, str, str]]:
@@ -83,4 +91,5 @@ READING = Reading(
     finding="The field's own entries recover {field_only.recovery} of the change in the logit difference, the entries "
     "after it {downstream_only.recovery}.",
     step=1,
+    names=names,
 )

@@ -10,10 +10,10 @@ from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.kit.reading.doses import dose_effects
+from kvprobe.probes.kit.reading.doses import dose_effects, dose_names
 from kvprobe.probes.kit.reading.patching import identity_errors
 from kvprobe.probes.mechanism.off_template.probe import OffTemplate
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample
 
 _PATCHES = {
     "field_only": ("field\nonly", COLORS["vermilion"], "field_only"),
@@ -38,6 +38,13 @@ def effects(sample: Sample, _: OffTemplate) -> Iterator[Effect]:
     yield from identity_errors(sample, {"full_downstream": "m_donor"})
     if len(full := sample.of(intervention="full_downstream")):
         yield full.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: OffTemplate) -> Iterator[str]:
+    """Those of `effects`."""
+    # Another task's template is called as that task says.
+    yield from dose_names(["*"], probe.fractions)
+    yield from ("full_downstream.error", NOISE)
 
 
 def figure(panels: Sequence[Panel]) -> FigureSpec:
@@ -71,4 +78,5 @@ READING = Reading(
         if named
         for patch, (_, _, theirs) in _PATCHES.items()
     },
+    names=names,
 )

@@ -18,10 +18,10 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS, levels
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.differences import recovery_difference
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects, identity_errors
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects, identity_errors
 from kvprobe.probes.mechanism.sae.features import placements
 from kvprobe.probes.mechanism.sae.probe import SparseAutoencoder
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +52,21 @@ def effects(sample: Sample, probe: SparseAutoencoder) -> Iterator[Effect]:
     yield from _cause(sample.of(measurement="feature"))
     if len(decisions):
         yield decisions.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: SparseAutoencoder) -> Iterator[str]:
+    """Those of `effects`."""
+    sized = [condition.format(size=size) for condition in (*_CURVES, "dictionary_{size}") for size in probe.sizes]
+    yield from joined((*sized, "full", "features", "error_term", "self_clamp"), DECISION)
+    for size in probe.sizes:
+        yield from (f"necessity_{size}.drop", f"lead_{size}.recovery", f"held_out_{size}.share_of_full")
+    yield from joined("fvu", ("held_out", "places", "training"))
+    yield from joined("best_feature_auc", ("held_out", "in_sample"))
+    yield from joined("selection", ("p_value", "null_auc"))
+    yield from joined(("active_features", "strong_features"), "count")
+    yield from joined(("best_decoder", "best_cause"), "auc")
+    yield from ("loss_recovered.decision", "self_clamp.error", "best_decoder.recovery")
+    yield from ("decoding_against_cause.rank_correlation", NOISE)
 
 
 def _reconstruction(sample: Sample) -> Iterator[Effect]:
@@ -223,4 +238,5 @@ READING = Reading(
             for k in (1, 3, 10, 30)
         },
     },
+    names=names,
 )

@@ -14,9 +14,10 @@ from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects, over_draws
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects, over_draws
+from kvprobe.probes.mechanism.scrub.hypotheses import ARMS, OTHER_WORDING
 from kvprobe.probes.mechanism.scrub.probe import Scrub
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _SWEEPS = {
     "note_opposite_{size}": ("note", COLORS["blue"]),
@@ -45,6 +46,14 @@ def effects(sample: Sample, _: Scrub) -> Iterator[Effect]:
         yield part.mean(f"{condition}.coverage", "coverage")
     yield from explained(decisions)
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: Scrub) -> Iterator[str]:
+    """Those of `effects`."""
+    arms = [*ARMS, *(f"{arm}_other_wording" for arm in OTHER_WORDING)]
+    sized = [condition.format(size=size) for condition in _SWEEPS for size in probe.sizes]
+    yield from joined((*arms, *sized), (*DECISION, "drift", "coverage"))
+    yield from ("hypothesis.explained", NOISE)
 
 
 def explained(decisions: Sample) -> Iterator[Effect]:
@@ -124,4 +133,5 @@ READING = Reading(
         "rest_opposite.recovery": PaperEntry("scrub", "rec_rest_opp", "recovery_to_opposite"),
     },
     step=4,
+    names=names,
 )

@@ -11,9 +11,9 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.differences import recovery_difference
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects, over_draws
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects, over_draws
 from kvprobe.probes.mechanism.specificity.probe import Specificity
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _SELECTIONS = {
     "in_sample_{size}": ("ranked on the pair itself", COLORS["sky"]),
@@ -45,6 +45,14 @@ def effects(sample: Sample, probe: Specificity) -> Iterator[Effect]:
         yield decisions.maximum("noise.margin", "noise_floor")
 
 
+def names(probe: Specificity) -> Iterator[str]:
+    """Those of `effects`."""
+    for size in probe.sizes:
+        yield from joined([condition.format(size=size) for condition in _SELECTIONS], DECISION)
+        yield from (f"lead_{size}.recovery", f"matched_{size}.reach_rate")
+    yield NOISE
+
+
 READING = Reading(
     effects,
     FigureSpec(
@@ -60,4 +68,5 @@ READING = Reading(
         for ours, theirs in (("in_sample", "top"), ("random", "random"))
         for size in (1, 2, 4, 8, 16, 32, 64)
     },
+    names=names,
 )

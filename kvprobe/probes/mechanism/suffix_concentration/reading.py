@@ -14,10 +14,11 @@ from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
+from kvprobe.probes.kit.depth import THIRDS
 from kvprobe.probes.kit.reading.differences import recovery_difference
-from kvprobe.probes.kit.reading.patching import conditions, decision_effects, identity_errors
+from kvprobe.probes.kit.reading.patching import DECISION, conditions, decision_effects, identity_errors
 from kvprobe.probes.mechanism.suffix_concentration.probe import PAPER_FRACTIONS, SuffixConcentration
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +72,22 @@ def effects(sample: Sample, probe: SuffixConcentration) -> Iterator[Effect]:
     yield from identity_errors(sets, _IDENTITIES)
     if len(sample):
         yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: SuffixConcentration) -> Iterator[str]:
+    """Those of `effects`."""
+    percents = [round(100 * fraction) for fraction in probe.fractions]
+    sets = [condition.format(percent=percent) for condition in _DOSES for percent in percents]
+    sets += [condition.format(size=size) for condition in _TOP for size in (*probe.sizes, probe.control_size)]
+    bands = [f"{third}_layers" for third in THIRDS]
+    # Layers are the model's, segments the prompt's.
+    yield from joined((*sets, *_LAYERS, *bands, "segment_*", "no_op", "same_value"), DECISION)
+    over = [f"top_{probe.control_size}_over_{control}" for control in ("random", "matched")]
+    alone = [f"single_layer_{third}" for third in THIRDS]
+    yield from joined((*over, *alone, "single_in_*", "sum_of_singles"), "recovery")
+    yield from joined(("mass", "density"), "*")
+    yield from joined(_IDENTITIES, "error")
+    yield from ("delimiter.share", "delimiter.density", "sufficient_suffix.fraction", NOISE)
 
 
 def position_shares(singles: Sample) -> Iterator[Effect]:
@@ -228,4 +245,5 @@ READING = Reading(
     finding="Of what single positions recover, the rule holds {mass.policy}, the text after it {mass.after_policy}, "
     "delimiters {delimiter.share}.",
     step=2,
+    names=names,
 )

@@ -18,7 +18,7 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.reading.decoding import PROMPTS, right_share
 from kvprobe.probes.mechanism.timing.probe import PLACES, Timing
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect, Sample, joined
 
 # Accuracy, share of the gap, share of prompts.
 _LEVELS = {"probe": 0.9, "patch": 0.5, "lens": 0.9, "tuned": 0.9}
@@ -43,6 +43,15 @@ def effects(sample: Sample, _: Timing) -> Iterator[Effect]:
         top = lens.of(layer=lens.rows["layer"].max())
         errors = [(top.rows[side] - top.rows[f"m_{side}"]).abs() for side in ("base", "donor")]
         yield top.maximum("lens_decision.error", pd.concat(errors, axis=1).max(axis=1))
+
+
+def names(_: Timing) -> Iterator[str]:
+    """Those of `effects`."""
+    measured = [f"{instrument}_{place}" for instrument in _LEVELS for place in PLACES]
+    yield from joined(measured, "peak")
+    yield from joined([name for name in measured if name not in ("lens_note", "tuned_note")], "onset")
+    yield from joined([f"{lens}_decision" for lens in _LENSES], "commit")
+    yield from ("probe.lead", "patch.lead", "lens_decision.error")
 
 
 def _scores(sample: Sample) -> tuple[Sample, dict[str, list[str]]]:
@@ -200,4 +209,5 @@ READING = Reading(
         "probe_note.onset": PaperEntry("timing", "write_lets_check", "relative_depth"),
         "lens_decision.commit": PaperEntry("timing", "decision_commit_logit_lens", "relative_depth"),
     },
+    names=names,
 )

@@ -9,8 +9,8 @@ from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.mechanism.wording.probe import WordingProbe
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.mechanism.wording.probe import CONTEXTS, WordingProbe
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 _Cell = tuple[str, str]
 CONTRASTS: Mapping[str, tuple[_Cell, _Cell]] = {
@@ -62,6 +62,13 @@ def effects(sample: Sample, _: WordingProbe) -> Iterator[Effect]:
     yield sample.noise()
 
 
+def names(_: WordingProbe) -> Iterator[str]:
+    """Those of `effects`."""
+    yield from joined(_MODES, CONTEXTS, _LINES, ("new_rate", "recovery"))
+    yield from joined(_MODES, CONTRASTS, "difference")
+    yield from ("think.chains_finished", NOISE)
+
+
 READING = Reading(
     effects,
     FigureSpec(
@@ -97,4 +104,5 @@ READING = Reading(
         "think.stale.override.new_rate": PaperEntry("cot_gate_diverse", "cot/erratum", "P_correct"),
     },
     step=6,
+    names=names,
 )

@@ -31,7 +31,7 @@ from kvprobe.probes.base import Reading
 from kvprobe.probes.kit.edit_arms import Arm
 from kvprobe.probes.kit.reading.editing import arm_effects
 from kvprobe.probes.system.keystone.probe import RECOMPILE, RECOMPUTED, REFERENCE, STALE, Keystone
-from kvprobe.stats import Effect, Sample, equivalent, maximum
+from kvprobe.stats import NOISE, Effect, Sample, equivalent, joined, maximum
 
 # What runs other tokens when other entries are in the cache.
 _CHOOSING = ("selective_{size}", "deviation_{size}", "cacheblend_{percent}")
@@ -73,6 +73,19 @@ def effects(sample: Sample, probe: Keystone) -> Iterator[Effect]:
         for regime, part in back.of(arm=arm.name).named(**arm.parameters).by("regime"):
             yield from _returning(part, f"{regime}.{arm.condition}")
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: Keystone) -> Iterator[str]:
+    """Those of `effects`."""
+    arms, composed = [arm.name for arm in probe.arms()], [f"composed_{header}" for header in probe.headers]
+    metrics = ("correct_rate", "recovery", "kl", "agreement", "token_share")
+    yield from joined((RECOMPUTED, *composed), arms, metrics)
+    yield from joined(composed, [arm for arm in arms if arm != REFERENCE], ("difference", "own_recovery"))
+    yield from joined(composed, ("every_arm", "fixed_edits"), ("equivalence_p", "error"))
+    yield from joined(composed, ("ahead_{notes_ahead}.disagreement", "moved", "compose.token_share"))
+    trips = [f"return_{trip}.correct_rate" for trip in range(1, probe.return_trips + 1)]
+    yield from joined(f"composed_{probe.return_header}", probe.return_arms, (*trips, "return.residue"))
+    yield NOISE
 
 
 def _arm_effects(sample: Sample, condition: str) -> Iterator[Effect]:
@@ -216,4 +229,5 @@ READING = Reading(
         "*.own_recovery": "The composed decisions do not move, so the paper's denominator is 0.",
     },
     step=1,
+    names=names,
 )

@@ -20,7 +20,7 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.system.long_trajectory.probe import FLOOR, LongTrajectory
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 THIRDS = ("first_third", "middle_third", "last_third")
 # Colours as in the frontier's figure, where the methods are the same.
@@ -52,6 +52,16 @@ def effects(sample: Sample, probe: LongTrajectory) -> Iterator[Effect]:
         if method == "full_downstream":
             yield from _shared_effects(part, probe)
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: LongTrajectory) -> Iterator[str]:
+    """Those of `effects`."""
+    periods, rates = [f"period_{period}" for period in probe.periods], ("agreement", "correct_rate", "margin_error")
+    slopes = ("agreement_slope", "margin_error_slope", "prompt_tokens", "token_share")
+    yield from joined(_METHODS, periods, (*rates, *slopes, *joined(THIRDS, rates)))
+    yield from joined(FLOOR, periods, ("agreement", "margin_error"))
+    yield from joined(("oracle", "baseline.majority", "baseline.same"), periods, "correct_rate")
+    yield NOISE
 
 
 def slope(rows: pd.DataFrame, column: str) -> float:
@@ -137,4 +147,5 @@ READING = Reading(
         }.items()
     },
     step=3,
+    names=names,
 )

@@ -20,8 +20,8 @@ from kvprobe.figures.rates import Rates, RatesByModel, Series
 from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
-from kvprobe.probes.system.unified_agent.probe import UnifiedAgent
-from kvprobe.stats import Effect, Sample
+from kvprobe.probes.system.unified_agent.probe import BASELINES, UnifiedAgent
+from kvprobe.stats import NOISE, Effect, Sample, joined
 
 COSTS = {"token_ratio": "tokens", "flop_ratio": "flops", "seconds_ratio": "seconds"}
 REFERENCES = {"": "reprefill", "_to_prefix_caching": "prefix_caching"}
@@ -54,6 +54,19 @@ def effects(sample: Sample, _: UnifiedAgent) -> Iterator[Effect]:
         for name in ("majority", "first_option", "same"):
             yield reference_rows.mean(f"baseline.{name}.correct_rate", f"baseline_{name}")
     yield sample.maximum("noise.margin", "noise_floor")
+
+
+def names(probe: UnifiedAgent) -> Iterator[str]:
+    """Those of `effects`."""
+    agents = (*BASELINES, *(f"unified_{edit}" for edit in probe.edits))
+    yield from joined(agents, (*TURNS[""], "both"), "correct_rate")
+    yield from joined(agents, ("correct_rate", "speed_up", "compile_tokens"))
+    yield from joined(agents, ("own", "truth"), ("agreement", "margin_error", "kappa"))
+    costs = [f"{cost}{suffix}" for cost in COSTS for suffix in REFERENCES]
+    yield from joined(agents, [f"{turns}{cost}" for turns in TURNS for cost in costs])
+    yield from joined(agents, "with_compiling", [f"token_ratio{suffix}" for suffix in REFERENCES])
+    yield from joined("baseline", ("majority", "first_option", "same"), "correct_rate")
+    yield NOISE
 
 
 def _decision_effects(sample: Sample, agent: str) -> Iterator[Effect]:
@@ -157,4 +170,5 @@ READING = Reading(
     "{unified_full_downstream.truth.agreement} of the turns, {unified_full_downstream.speed_up} times as fast;"
     " when it chooses the edit itself in {unified_auto.truth.agreement}.",
     step=2,
+    names=names,
 )
