@@ -16,7 +16,7 @@ from kvprobe.figures.spec import FigureSpec
 from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.removal.probe import Removal
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect, Sample, joined
 
 _ARMS = {
     "none": "nothing deleted",
@@ -38,6 +38,12 @@ def effects(sample: Sample, _: Removal) -> Iterator[Effect]:
             yield from _leaks(part, arm)
     for _count, part in sample.of(arm="rotated_then").by("count"):
         yield from _leaks(part, _AGAIN)
+
+
+def names(probe: Removal) -> Iterator[str]:
+    """Those of `effects`."""
+    again = [_AGAIN.format(count=count) for count in probe.counts]
+    yield from joined((*_ARMS, *again), ("leak", "follow_rate"))
 
 
 def _leaks(sample: Sample, condition: str) -> Iterator[Effect]:
@@ -81,4 +87,5 @@ READING = Reading(
     ),
     finding="After a field's entries are deleted in place, {gap.follow_rate} of the prompts are still decided by its "
     "value; with everything behind it run again, {recomputed.follow_rate} (0.5: forgotten).",
+    names=names,
 )
