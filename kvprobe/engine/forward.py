@@ -13,6 +13,7 @@ from torch import Tensor
 from kvprobe.engine.cache import KVCache, LayerKV, joined_places
 from kvprobe.engine.interventions import AttentionKnockout
 from kvprobe.engine.masks import MaskPlan, applied, plan_masks
+from kvprobe.engine.prefills import kept_prefills
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import NumericsError, UnsupportedError
 from kvprobe.models.caching import empty_cache
@@ -42,11 +43,15 @@ class Forward(Viewable):
 
 
 def prefill(subject: Subject, token_ids: Sequence[int], *, offset: int = 0, attention: bool = False) -> Forward:
-    """One causal pass over `token_ids` at positions `offset`, `offset + 1`, ...
+    """One causal pass over `token_ids` at positions `offset`, `offset + 1`, ...; see also `share_prefixes`.
 
     Raises:
         NumericsError: the logits are not finite.
     """
+    if (kept := kept_prefills(subject)) is not None and not offset and not attention:
+        shared = kept.prefill(token_ids, lambda ids, cache: forward(subject, ids, cache))
+        if shared is not None:
+            return shared
     return forward(subject, token_ids, positions=range(offset, offset + len(token_ids)), attention=attention)
 
 

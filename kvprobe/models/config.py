@@ -88,6 +88,7 @@ class ModelConfig(BaseModel):
         settings_sha256: of the configuration and tokenizer files of a folder together; see
             `kvprobe.models.files.settings_sha256`.
         dtype: by device.
+        output_dtype: of the output embedding alone, for logits finer than the weights' dtype.
         attention: attention kernel; by default the first that is exact for the architecture.
         chat: whether prompts go into the tokenizer's chat template: `false` removes it, `true` demands it; by default
             it is used where there is one.
@@ -114,6 +115,7 @@ class ModelConfig(BaseModel):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     settings_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     dtype: DtypeByDevice = DtypeByDevice()
+    output_dtype: DtypeName | None = None
     attention: Literal["sdpa", "eager"] | None = None
     chat: bool | None = None
     chat_arguments: dict[str, Any] = Field(default_factory=dict)

@@ -14,6 +14,7 @@ from kvprobe.models.config import ModelConfig
 from kvprobe.models.files import Progress, no_progress
 from kvprobe.models.identity import identify
 from kvprobe.models.memory import check_memory, count_parameters, refuse_if_short
+from kvprobe.models.output import widen_output
 from kvprobe.models.sources.base import MODEL_SOURCES, Checkpoint, LoadSettings
 from kvprobe.models.subject import Subject
 
@@ -60,6 +61,8 @@ def load_subject(
     _check_fits(config, checkpoint, settings)
     model, tokenizer = source.load(config, path, settings)
     _settle_chat(config, tokenizer)
+    if config.output_dtype:
+        widen_output(model, DTYPES[config.output_dtype])
     model.requires_grad_(False).eval()
     adapter.settle(model)
     check_fills_cache(model)

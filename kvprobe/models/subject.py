@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Subject:
 
     Attributes:
         extrapolates: whether tokens may stand at positions that the model does not have; refused by default.
+        kept: what the engine keeps between passes, by name; nothing in it changes a result beyond the noise floor.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Subject:
     architecture: ArchitectureAdapter
     identity: ModelIdentity
     extrapolates: bool = False
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def extrapolating(self) -> Subject:
         """The same model, allowed to run tokens at positions beyond those it has."""

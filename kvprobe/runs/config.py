@@ -76,6 +76,8 @@ class ExperimentConfig(BaseModel):
         parameters: the probe's own, which its class validates.
         chat: whether prompts are put into the tokenizer's chat template, where it has one; as a mapping, the
             template's arguments.
+        worked_cases: skeletons, other than those scored, of which both values are told with their answers as turns of
+            the chat before every prompt.
         block_size: pairs per cell; a cell is what an interrupted run loses at most.
         profile: the profile that was applied when the file was read.
         source: the file it was read from.
@@ -94,6 +96,7 @@ class ExperimentConfig(BaseModel):
     gate: GateConfig = Field(default_factory=GateConfig)
     claims: list[Claim] = Field(default_factory=list)
     chat: bool | dict[str, Any] = True
+    worked_cases: int = Field(default=0, ge=0)
     block_size: int = Field(default=8, ge=1)
     profile: str | None = None
     source: str = ""
@@ -137,6 +140,8 @@ class ExperimentConfig(BaseModel):
         """sha256 of all that is measured and how; not of the claims on it, nor of where the file lies."""
         content = self.model_dump(mode="json", exclude={"source", "profile", "claims"})
         # Keys of later versions, at their defaults, measure what was measured before.
+        if not self.worked_cases:
+            content.pop("worked_cases")
         content["gate"] = {
             key: value
             for key, value in content["gate"].items()

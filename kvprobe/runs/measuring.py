@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from kvprobe.engine.prefills import share_prefixes
 from kvprobe.errors import (
     AlignmentError,
     ConfigError,
@@ -251,7 +252,10 @@ def _measure_cell(load_subject: SubjectLoader, probe: Probe, cell: Cell, emit: C
         emit(events.CellAdvanced(cell.model, cell.block, done / total if total else 0.0))
 
     try:
-        rows = labelled(probe.measure(load_subject(cell.model), cell.pairs, progress), cell)
+        subject = load_subject(cell.model)
+        if prefixes := {pair.shared_prefix for pair in cell.pairs if pair.shared_prefix}:
+            share_prefixes(subject, sorted(prefixes))
+        rows = labelled(probe.measure(subject, cell.pairs, progress), cell)
         table_of(rows)  # refuses what is not a number before anything is written
     except _FATAL:
         raise

@@ -19,6 +19,7 @@ from kvprobe.runs.validation import validated
 from kvprobe.stats import is_declared
 from kvprobe.tasks.base import TASKS, Task
 from kvprobe.tasks.pairs import Pair, PromptPair, Provenance, align
+from kvprobe.tasks.worked_cases import with_worked_cases
 
 OWN_PROMPTS = "own_prompt"
 
@@ -155,15 +156,20 @@ def check_model_names(config: ExperimentConfig) -> None:
 
 
 def prompt_pairs(task: Task, config: ExperimentConfig) -> list[PromptPair]:
-    """All prompt pairs of the task.
+    """All prompt pairs of the task, after the experiment's worked cases.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or the task has no worked cases.
     """
     pairs = list(task.prompt_pairs())
     if not pairs:
         raise ConfigError(f"{config.where}: the task {config.task.name!r} makes no pairs; raise its size.")
-    return pairs
+    if not config.worked_cases:
+        return pairs
+    try:
+        return with_worked_cases(task, pairs, config.worked_cases)
+    except ConfigError as error:
+        raise ConfigError(f"{config.where}: {error}") from error
 
 
 def prepare(

@@ -1,10 +1,11 @@
-"""Chat templates: a context inside the user turn, word for word as `apply_chat_template` writes it."""
+"""Chat templates: a context inside the last user turn, word for word as `apply_chat_template` writes it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from kvprobe.errors import AlignmentError
@@ -15,26 +16,32 @@ _OPEN_THOUGHT = re.compile(
     r"[<\[](think|thinking|thought|reasoning)[>\]](?!.*[<\[]/\1[>\]])", re.DOTALL | re.IGNORECASE
 )
 _SHOWN = 40
+WORKED_CASES = "worked_cases"
+"""The segment of the turns before the context's own."""
+Message = dict[str, str]
 
 
 def chat_wrapped(context: Context, tokenizer: Any, **template_arguments: Any) -> Context:
-    """The context inside the tokenizer's chat template, as one user turn and an open assistant turn.
+    """The context inside the tokenizer's chat template, as the last user turn and an open assistant turn.
 
-    The segment `cue` goes into the assistant's turn, so that the next token is the decision; the template's
-    own text becomes the segments `chat_prefix`, `chat_middle`. Blanks and line breaks that the template takes off the
-    text's ends are taken off its segments. A tokenizer without a template returns the context as it is. Templates with
-    a thinking switch need `enable_thinking=False` for direct answers, else the next token opens a think block
-    (protocol section 0.3).
+    The context's `turns` before it become the segment `worked_cases`, with what opens the prompt. The segment `cue`
+    goes into the assistant's turn, so that the next token is the decision; the template's own text becomes the segments
+    `chat_prefix`, `chat_middle`. Blanks and line breaks that the template takes off the text's ends are taken off its
+    segments. A tokenizer without a template returns the context, with its turns as plain text. Templates with a
+    thinking switch need `enable_thinking=False` for direct answers, else the next token opens a think block (protocol
+    section 0.3).
 
     Raises:
         AlignmentError: the template fails, rewrites the text that it is given, or leaves a thought open.
     """
     if not getattr(tokenizer, "chat_template", None):
-        return context
+        return told_plainly(context)
     body = [segment for segment in context.segments if segment.name != "cue"]
     content = "".join(segment.text for segment in body)
-    text = _rendered(content, tokenizer, template_arguments)
-    prefix, _, middle = _rendered(_PLACEHOLDER, tokenizer, template_arguments).partition(_PLACEHOLDER)
+    roles = ("user", "assistant")
+    before = [{"role": role, "content": said} for turn in context.turns for role, said in zip(roles, turn, strict=True)]
+    text = _rendered(content, tokenizer, template_arguments, before)
+    prefix, _, middle = _rendered(_PLACEHOLDER, tokenizer, template_arguments, before).partition(_PLACEHOLDER)
     said = text[len(prefix) : len(text) - len(middle)]
     start = content.find(said.strip()) - (len(said) - len(said.lstrip()))
     if f"{prefix}{said}{middle}" != text or not said.strip() or _trimmed(content, start, said) != said:
@@ -50,13 +57,35 @@ def chat_wrapped(context: Context, tokenizer: Any, **template_arguments: Any) ->
     cue = [segment for segment in context.segments if segment.name == "cue"]
     kept = _cut_to(body, start, start + len(said))
     around = Segment("chat_prefix", prefix, control=True), Segment("chat_middle", middle, control=True)
-    return Context((around[0], *kept, around[1], *cue), opened=True)
+    opening: tuple[Segment, ...] = (around[0],)
+    if context.turns:
+        first = _rendered(_PLACEHOLDER, tokenizer, template_arguments).partition(_PLACEHOLDER)[0]
+        header = _common_end(first, prefix)
+        opening = (
+            Segment(WORKED_CASES, prefix.removesuffix(header), control=True),
+            Segment("chat_prefix", header, control=True),
+        )
+    return Context((*opening, *kept, around[1], *cue), opened=True)
 
 
-def _rendered(content: str, tokenizer: Any, arguments: dict[str, Any]) -> str:
-    message = [{"role": "user", "content": content}]
+def told_plainly(context: Context) -> Context:
+    """The context with the turns before it as plain text, a blank line after each, in the segment `worked_cases`."""
+    if not context.turns:
+        return context
+    told = "".join(f"{user}{answer}\n\n" for user, answer in context.turns)
+    return replace(context, segments=(Segment(WORKED_CASES, told), *context.segments), turns=())
+
+
+def _common_end(first: str, second: str) -> str:
+    """The longest text that both end in."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(first), reversed(second), strict=False))
+    return "".join(character for character, _ in alike)[::-1]
+
+
+def _rendered(content: str, tokenizer: Any, arguments: dict[str, Any], before: Sequence[Message] = ()) -> str:
+    messages = [*before, {"role": "user", "content": content}]
     try:
-        return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, **arguments))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments))
     except Exception as error:
         # A template is a program of the model's, and may raise anything.
         raise AlignmentError(

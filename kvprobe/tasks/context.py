@@ -58,6 +58,7 @@ class Context:
         segments: the pieces.
         opened: whether they bring their own first token (BOS), as a chat template's text does.
         apart: whether each is tokenised apart from its neighbours, as the parts of a composed prompt are.
+        turns: what was said before, as `(user, assistant)`; `kvprobe.tasks.chat` puts it into the prompt.
 
     Raises:
         ConfigError: two segments share a name.
@@ -66,6 +67,7 @@ class Context:
     segments: tuple[Segment, ...]
     opened: bool = False
     apart: bool = False
+    turns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         names = [segment.name for segment in self.segments]

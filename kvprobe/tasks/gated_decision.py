@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from kvprobe.errors import did_you_mean
 from kvprobe.tasks.base import TASKS, Range, Task, at_most
 from kvprobe.tasks.gated import FieldSlot, GatedScenario, Layout, Mode, Rule, pick_notes, render
 from kvprobe.tasks.library import Skeleton, Split, filler_notes, skeletons
@@ -40,6 +41,7 @@ class GatedDecision(Task):
     size: int = Field(60, ge=1, description="number of pairs")
     seed: int = Field(0, ge=0)
     split: Split = Field("held_out", description="held_out skeletons were never shown to the organisms")
+    skeletons: tuple[str, ...] | None = Field(None, description="names of those to visit; all of the split by default")
     wordings: tuple[str, ...] = ("manual", "memo", "dialogue")
     rules: tuple[Rule, ...] = ("cases",)
     field_slots: tuple[FieldSlot, ...] = ("start",)
@@ -58,6 +60,14 @@ class GatedDecision(Task):
             WORDINGS.get(name)
         return names
 
+    @model_validator(mode="after")
+    def _of_the_split(self) -> Self:
+        known = [skeleton.name for skeleton in skeletons(self.split)]
+        for name in self.skeletons or ():
+            if name not in known:
+                raise ValueError(f"skeletons: the split {self.split!r} has no {name!r}; {did_you_mean(name, known)}")
+        return self
+
     def prompt_pairs(self) -> Iterator[PromptPair]:
         """Pairs whose `base` holds one value of the field and whose `donor` holds the other."""
         for draw in self._draws("gated_decision"):
@@ -65,7 +75,7 @@ class GatedDecision(Task):
 
     def _draws(self, task: str, cells: int = 1) -> Iterator[Draw]:
         """What each pair is made from; `cells` pairs that follow one another share a scenario and differ in layout."""
-        library = list(skeletons(self.split))
+        library = [each for each in skeletons(self.split) if self.skeletons is None or each.name in self.skeletons]
         random.Random(self.seed).shuffle(library)
         for index in range(self.size):
             number, cell = divmod(index, cells)

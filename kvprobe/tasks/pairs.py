@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.errors import AlignmentError
-from kvprobe.tasks.chat import chat_wrapped
+from kvprobe.tasks.chat import WORKED_CASES, chat_wrapped, told_plainly
 from kvprobe.tasks.context import Context, Span, TokenizedContext, answer_token, show_tokens, tokenize
 from kvprobe.viewing import Viewable
 
@@ -68,6 +68,13 @@ class Pair(Viewable):
         """All cached tokens after the field: from its end up to, not including, the decision token."""
         return Span(self.field.end, self.decision_position)
 
+    @property
+    def shared_prefix(self) -> tuple[int, ...]:
+        """The tokens of the worked cases, with which prompts of other pairs begin too; empty without any."""
+        cases = self.base.spans.get(WORKED_CASES)
+        # The last one may have merged with what follows.
+        return self.base.token_ids[: cases.end - 1] if cases else ()
+
     def reversed(self) -> Pair:
         """The same pair edited the other way round; variants are relative to the base and so are left out."""
         return Pair(self.donor, self.base, self.field, self.donor_answer_id, self.base_answer_id, self.scenario)
@@ -93,7 +100,7 @@ def align(pair: PromptPair, tokenizer: Any, *, chat: Mapping[str, Any] | None = 
     """
 
     def tokenized(context: Context) -> TokenizedContext:
-        wrapped = context if chat is None else chat_wrapped(context, tokenizer, **chat)
+        wrapped = told_plainly(context) if chat is None else chat_wrapped(context, tokenizer, **chat)
         return tokenize(wrapped, tokenizer, (pair.changed,))
 
     base, donor = tokenized(pair.base), tokenized(pair.donor)

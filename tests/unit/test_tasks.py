@@ -23,6 +23,7 @@ from kvprobe.tasks.own_prompt import OwnPrompt
 from kvprobe.tasks.pairs import PromptPair, Provenance, align
 from kvprobe.tasks.tokenizer import build_tokenizer, words
 from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.worked_cases import with_worked_cases, worked_cases
 
 TOKENIZER = build_tokenizer()
 SCENARIO = GatedScenario(
@@ -201,6 +202,48 @@ class TestChatTemplates:
             add_generation_prompt=True,
         )
         assert wrapped.text == reference + "Answer:"
+
+    def test_worked_cases_are_turns_before_the_prompt_and_alike_for_all_pairs(self) -> None:
+        tokenizer = build_tokenizer()
+        tokenizer.chat_template = (
+            "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:\n"
+        )
+        task = GatedDecision(size=6, wordings=("memo",), skeletons=("order_status",), split="all")
+        plain = list(task.prompt_pairs())
+        told = with_worked_cases(task, plain, 3)
+        pairs = [align(pair, tokenizer, chat={}) for pair in told]
+        assert len({pair.shared_prefix for pair in pairs}) == 1
+        for pair, alone in zip(pairs, plain, strict=True):
+            whole = chat_wrapped(alone.donor, tokenizer).text.removeprefix(tokenizer.bos_token)
+            assert pair.donor.text.endswith(whole)
+            assert pair.donor.token_ids[: len(pair.shared_prefix)] == pair.shared_prefix
+            assert len(pair.shared_prefix) < pair.donor.spans["chat_prefix"].start + 1
+        without_template = align(told[0], TOKENIZER, chat={}).base
+        assert (
+            without_template.text
+            == "".join(f"{user}{said}\n\n" for user, said in told[0].base.turns) + plain[0].base.text
+        )
+
+    def test_worked_cases_are_of_other_skeletons_decided_rightly_and_balanced(self) -> None:
+        scored = tuple(skeleton.name for skeleton in skeletons("train"))[:5]
+        turns = worked_cases(GatedDecision(wordings=("memo",), skeletons=scored, split="train"), "memo", 4)
+        fields = {skeleton.field for skeleton in skeletons("train") if skeleton.name in scored}
+        first = Counter()
+        for user, said in turns:
+            asked = user.split("decide by the ")[1].split(".")[0]
+            assert asked not in fields
+            value = next(line for line in user.splitlines() if f" {asked} = " in line).split(" = ")[1].rstrip(";")
+            rule = {
+                line.split(" = ")[1].split(" means ")[0]: line.split(" means ")[1]
+                for line in user.splitlines()
+                if " means " in line
+            }
+            answer = said.removeprefix("Answer: ")
+            assert rule[value] == f"{answer}."
+            first[answer == user.split("Reply with ")[1].split(" or ")[0]] += 1
+        assert first[True] == first[False] == 4
+        with pytest.raises(ConfigError, match="only 5 skeletons"):
+            worked_cases(GatedDecision(skeletons=scored, split="train"), "memo", 20)
 
     def test_a_tokenizer_without_template_leaves_the_context_alone(self) -> None:
         context = render(SCENARIO, "pending", "memo", Layout())
