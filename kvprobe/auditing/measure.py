@@ -69,6 +69,7 @@ def audit(
     mass = GateConfig().answer_mass if answer_mass is None else answer_mass
     chosen = _chosen(ready, fields)
     base = prefill(subject, ready.base.token_ids)
+    ready = ready.as_written(base.logits)
     found = []
     for number, field in enumerate(chosen):
 
@@ -161,7 +162,7 @@ def read_field(
 
 def reading(subject: Subject, prompt: AuditPrompt, logits: Tensor, margin: float) -> Reading:
     """What logits `[vocab]` decide."""
-    ids = list(prompt.answer_ids.values())
+    ids = sorted({number for spelled in prompt.spelled for number in spelled.values()})
     mass = float(logits.double().softmax(-1)[ids].sum())
     likeliest = int(logits.argmax())
     return Reading(

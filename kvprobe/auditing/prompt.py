@@ -18,6 +18,7 @@ from kvprobe.engine.cache import KVCache
 from kvprobe.errors import AlignmentError, ConfigError, KvprobeError
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.subject import Subject
+from kvprobe.tasks.answers import spellings
 from kvprobe.tasks.chat import chat_wrapped
 from kvprobe.tasks.context import Context, TokenizedContext, encode_segment, show_tokens, tokenize
 from kvprobe.tasks.encoding import control_tokens
@@ -61,6 +62,9 @@ class AuditField:
         return edit if self.alone else dataclasses.replace(edit, line_ids=None)
 
 
+AnswerIds = tuple[dict[str, int], ...]
+
+
 @dataclass(frozen=True)
 class AuditPrompt:
     """A prompt file on one model's tokenizer.
@@ -69,7 +73,8 @@ class AuditPrompt:
         content: the file.
         base: the prompt with every field at its old value.
         fields: in the order of the text.
-        answer_ids: the first token of each possible answer.
+        spelled: the first token of each possible answer, for each way to spell them all behind the prompt: with a
+            blank or without.
         chat: whether it stands in the tokenizer's chat template.
         warnings: sentences on what may not be as meant.
     """
@@ -77,9 +82,19 @@ class AuditPrompt:
     content: PromptFile
     base: TokenizedContext
     fields: tuple[AuditField, ...]
-    answer_ids: Mapping[str, int]
+    spelled: AnswerIds
     chat: bool
     warnings: tuple[str, ...]
+
+    @property
+    def answer_ids(self) -> Mapping[str, int]:
+        """The first token of each possible answer."""
+        return self.spelled[0]
+
+    def as_written(self, logits: Tensor) -> AuditPrompt:
+        """The prompt with its answers spelled as the model writes them, by logits `[vocab]` behind it."""
+        likely = max(self.spelled, key=lambda ids: float(logits[list(ids.values())].double().logsumexp(0)))
+        return dataclasses.replace(self, spelled=(likely, *(ids for ids in self.spelled if ids is not likely)))
 
     def decision(self, logits: Tensor) -> str:
         """The likeliest of the answers, by logits `[vocab]`."""
@@ -249,26 +264,25 @@ def _advice(field: MarkedField, placed: PlacedField, context: Context, tokenizer
     return "choose values of equal token length: common words are mostly one token, and numbers one a digit or group"
 
 
-def _answer_ids(content: PromptFile, base: TokenizedContext, tokenizer: Any, where: str) -> dict[str, int]:
-    """The first token of each answer as it would follow the prompt."""
-    blank = "" if tokenizer.decode(base.token_ids[-1:]).endswith((" ", "\n")) else " "
-    ids: dict[str, int] = {}
+def _answer_ids(content: PromptFile, base: TokenizedContext, tokenizer: Any, where: str) -> AnswerIds:
+    """The first token of each answer as it would follow the prompt, for each way to spell them behind it."""
+    spelled = {answer: spellings(answer, base.token_ids, tokenizer) for answer in content.pool}
     unknown = getattr(tokenizer, "unk_token_id", None)
-    for answer in content.pool:
-        first = encode_segment(blank + answer, tokenizer)[0]
+    ways = range(min(map(len, spelled.values())))
+    found = [{answer: ids[way][0] for answer, ids in spelled.items()} for way in ways]
+    for answer, first in found[0].items():
         if unknown is not None and first == unknown:
             raise ConfigError(
                 f"{where}: answers: this model's tokenizer does not know {answer!r}; choose another word."
             )
-        for other, taken in ids.items():
-            if taken == first:
-                raise AlignmentError(
-                    f"{where}: answers: {other!r} and {answer!r} begin with the same token, "
-                    f"{show_tokens([first], tokenizer)}, so the next token cannot tell them apart; choose answers that "
-                    "begin differently."
-                )
-        ids[answer] = first
-    return ids
+        same = next((other for other in found[0] if other != answer and found[0][other] == first), None)
+        if same is not None:
+            raise AlignmentError(
+                f"{where}: answers: {answer!r} and {same!r} begin with the same token, "
+                f"{show_tokens([first], tokenizer)}, so the next token cannot tell them apart; choose answers that "
+                "begin differently."
+            )
+    return tuple(ids for ids in found if len(set(ids.values())) == len(ids))
 
 
 def _warnings(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from kvprobe.edit.base import CachedPrompt
-from kvprobe.engine.forward import forward
+from kvprobe.engine.forward import Forward, forward
 from kvprobe.engine.generation import Generation
 from kvprobe.engine.receipt import Receipt
 from kvprobe.errors import ConfigError
 from kvprobe.models.subject import Subject
-from kvprobe.tasks.context import encode_segment
+from kvprobe.tasks.answers import spellings
 from kvprobe.viewing import Viewable
 
 
@@ -125,32 +125,36 @@ class Seam(Viewable):
 def decide_between(subject: Subject, prompt: CachedPrompt, answers: Sequence[str]) -> tuple[Decision, Tensor]:
     """The decision of a prompt, and log-probabilities `[vocab]` of its next token.
 
+    The spellings of one answer, with a blank before it and without, are added up.
+
     Raises:
         ConfigError: fewer than two answers, or one begins as another does and so they cannot be told apart.
     """
     tokenizer = subject.tokenizer
-    open_end = not tokenizer.decode(prompt.token_ids[-1:]).endswith((" ", "\n"))
-    tokens = {answer: tuple(encode_segment(f" {answer}" if open_end else answer, tokenizer)) for answer in answers}
+    tokens = {answer: spellings(answer, prompt.token_ids, tokenizer) if answer else () for answer in answers}
     _check_answers(answers, tokens)
     first = prompt.decide(subject)
     start = torch.log_softmax(first.logits.double(), -1)
-    scores = {}
-    for answer, ids in tokens.items():
-        score, cache = float(start[ids[0]]), first.cache
-        for said, following in itertools.pairwise(ids):
-            result = forward(subject, [said], cache)
-            cache, score = result.cache, score + float(torch.log_softmax(result.logits.double(), -1)[following])
-        scores[answer] = score
+    scores = {
+        answer: float(torch.logsumexp(torch.stack([_score(subject, first, start, ids) for ids in ways]), 0))
+        for answer, ways in tokens.items()
+    }
     likely = int(first.logits.argmax())
     return Decision(max(scores, key=scores.__getitem__), scores, tokenizer.decode([likely])), start
 
 
-def _check_answers(answers: Sequence[str], tokens: Mapping[str, tuple[int, ...]]) -> None:
+def _score(subject: Subject, first: Forward, start: Tensor, ids: Sequence[int]) -> Tensor:
+    """Log-probability of tokens behind a prompt, in nats."""
+    score, cache = start[ids[0]], first.cache
+    for said, following in itertools.pairwise(ids):
+        result = forward(subject, [said], cache)
+        cache, score = result.cache, score + torch.log_softmax(result.logits.double(), -1)[following]
+    return score
+
+
+def _check_answers(answers: Sequence[str], tokens: Mapping[str, Sequence[tuple[int, ...]]]) -> None:
     if isinstance(answers, str) or len(tokens) < 2 or not all(tokens.values()):
         raise ConfigError("A decision needs at least two different answers, none of them empty.")
-    for one, mine in tokens.items():
-        for other, theirs in tokens.items():
-            if one != other and theirs[: len(mine)] == mine:
-                raise ConfigError(
-                    f"The answers {one!r} and {other!r} begin alike; choose answers that can be told apart."
-                )
+    for (one, mine), (other, theirs) in itertools.permutations(tokens.items(), 2):
+        if any(longer[: len(shorter)] == shorter for shorter in mine for longer in theirs):
+            raise ConfigError(f"The answers {one!r} and {other!r} begin alike; choose answers that can be told apart.")

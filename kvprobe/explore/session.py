@@ -16,6 +16,7 @@ from kvprobe.auditing.result import Dependence
 from kvprobe.auditing.verdict import conclude, noise
 from kvprobe.edit.base import Edited
 from kvprobe.engine.cache import KVCache, LayerKV
+from kvprobe.engine.forward import prefill
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.engine.operations import overwrite
 from kvprobe.engine.readout import read as read_logits
@@ -155,7 +156,10 @@ class Session:
         name = prompt.base.token_hash, field.donor.token_hash, prompt.content.model_dump_json()
 
         def read() -> Prepared:
-            return Prepared(prompt, field, read_field(self.subject, prompt, field, GateConfig().answer_mass), name)
+            base = prefill(self.subject, prompt.base.token_ids)
+            written = prompt.as_written(base.logits)
+            found = read_field(self.subject, written, field, GateConfig().answer_mass, base=base)
+            return Prepared(written, field, found, name)
 
         return self._read.get(name, read)
 

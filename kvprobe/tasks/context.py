@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -253,22 +253,6 @@ def _shares(segments: Sequence[Segment], tokenizer: Any, *, inside: bool) -> lis
         texts.append(text[start:end])
         start = end
     return [*texts, text[start:]] if encoding.ids else []
-
-
-def answer_token(word: str, rivals: Iterable[str], tokenizer: Any) -> int:
-    """The single token that stands for answer `word` after a cue that ends in a colon.
-
-    Raises:
-        AlignmentError: the word is several tokens, or begins with the same token as a rival.
-    """
-    ids = encode_segment(f" {word}", tokenizer)
-    if len(ids) != 1:
-        pieces = tokenizer.convert_ids_to_tokens(ids)
-        raise AlignmentError(f"The answer {word!r} is {len(ids)} tokens ({pieces}); choose a single-token word.")
-    for rival in rivals:
-        if encode_segment(f" {rival}", tokenizer)[0] == ids[0]:
-            raise AlignmentError(f"The answers {word!r} and {rival!r} begin with the same token; choose others.")
-    return ids[0]
 
 
 def show_tokens(ids: Sequence[int], tokenizer: Any) -> str:

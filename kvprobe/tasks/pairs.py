@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.errors import AlignmentError
+from kvprobe.tasks.answers import answer_token
 from kvprobe.tasks.chat import WORKED_CASES, chat_wrapped, told_plainly
-from kvprobe.tasks.context import Context, Span, TokenizedContext, answer_token, show_tokens, tokenize
+from kvprobe.tasks.context import Context, Span, TokenizedContext, show_tokens, tokenize
 from kvprobe.viewing import Viewable
 
 
@@ -112,8 +113,8 @@ def align(pair: PromptPair, tokenizer: Any, *, chat: Mapping[str, Any] | None = 
         base=base,
         donor=donor,
         field=base.spans[pair.changed],
-        base_answer_id=answer_token(pair.base_answer, [pair.donor_answer], tokenizer),
-        donor_answer_id=answer_token(pair.donor_answer, [pair.base_answer], tokenizer),
+        base_answer_id=answer_token(pair.base_answer, [pair.donor_answer], base.token_ids, tokenizer),
+        donor_answer_id=answer_token(pair.donor_answer, [pair.base_answer], base.token_ids, tokenizer),
         scenario=pair.scenario,
         variants=variants,
     )

@@ -13,9 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvprobe.errors import AlignmentError, ConfigError, UnknownNameError
+from kvprobe.tasks.answers import answer_token
 from kvprobe.tasks.base import TASKS
 from kvprobe.tasks.chat import chat_wrapped
-from kvprobe.tasks.context import Context, answer_token, encode_segment, tokenize
+from kvprobe.tasks.context import Context, encode_segment, tokenize
 from kvprobe.tasks.gated import GatedScenario, Layout, render
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.library import filler_notes, skeletons
@@ -103,11 +104,14 @@ def test_unaligned_pairs_are_refused_and_the_tokens_shown(base, donor, said) -> 
         align(pair_of(Context.of(*base), Context.of(*donor)), TOKENIZER)
 
 
+CUE = TOKENIZER.encode("Answer:", add_special_tokens=False)
+
+
 def test_answers_must_be_single_tokens_of_their_own() -> None:
     with pytest.raises(AlignmentError, match="3 tokens"):
-        answer_token("order status pending", [], TOKENIZER)
+        answer_token("order status pending", [], CUE, TOKENIZER)
     with pytest.raises(AlignmentError, match="same token"):
-        answer_token("cancel", ["cancel deny"], TOKENIZER)
+        answer_token("cancel", ["cancel deny"], CUE, TOKENIZER)
 
 
 def test_the_library_is_large_balanced_and_free_of_leaks() -> None:
