@@ -55,6 +55,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Kind("wording", "WORDINGS", "kvprobe.tasks"),
             Kind("edit method", "EDIT_METHODS", "kvprobe.edit"),
             Kind("selection criterion", "SELECTIONS", "kvprobe.edit"),
+            Kind("eviction method", "EVICTION_METHODS", "kvprobe.eviction"),
             Kind("weight edit", "WEIGHT_EDITS", "kvprobe.baselines"),
             Kind("reuse scheme", "REUSE_SCHEMES", "kvprobe.composing"),
             Kind("agent", "AGENTS", "kvprobe.agents"),

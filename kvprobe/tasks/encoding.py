@@ -6,6 +6,7 @@ What is encoded as plain text is encoded as `apply_chat_template(..., sanitize_c
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,3 +142,9 @@ def _without_added_tokens(text: str, tokenizer: Any) -> tuple[int, ...]:
     if backend.pre_tokenizer is not None:
         splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
     return tuple(token.id for split in splits for token in backend.model.tokenize(split))
+
+
+def is_delimiter(token_id: int, tokenizer: Any) -> bool:
+    """Whether a token is only punctuation, symbols and white space (protocol 1.7)."""
+    text = tokenizer.decode([token_id])
+    return bool(text) and all(character.isspace() or unicodedata.category(character)[0] in "PSZC" for character in text)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from worded_models import TOKENIZER
 
-from kvprobe.probes.kit.aligned_positions import Slot, is_delimiter, ranked, slot_scores, slots
+from kvprobe.probes.kit.aligned_positions import Slot, ranked, slot_scores, slots
 from kvprobe.probes.kit.depth import layer_bands, layer_thirds
+from kvprobe.tasks.encoding import is_delimiter
 from kvprobe.tasks.gated_decision import GatedDecision
 from kvprobe.tasks.pairs import Pair, align
 

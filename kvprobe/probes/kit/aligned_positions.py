@@ -8,11 +8,11 @@ skeletons, wordings and orders of the rule's cases, and so does a ranking of the
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvprobe.tasks.encoding import is_delimiter
 from kvprobe.tasks.pairs import Pair
 
 # Tokens further from a mention share a slot: in long segments they would be seen too seldom to be ranked.
@@ -83,12 +83,6 @@ def slot_scores(
 def ranked(positions: Sequence[int], score: Callable[[int], float]) -> list[int]:
     """Positions from the highest score to the lowest; of equal ones the later first."""
     return sorted(positions, key=lambda position: (-score(position), -position))
-
-
-def is_delimiter(token_id: int, tokenizer: Any) -> bool:
-    """Whether a token is only punctuation, symbols and white space (protocol 1.7)."""
-    text = tokenizer.decode([token_id])
-    return bool(text) and all(character.isspace() or unicodedata.category(character)[0] in "PSZC" for character in text)
 
 
 def delimiters(pair: Pair, tokenizer: Any) -> set[int]:
