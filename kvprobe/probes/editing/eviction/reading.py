@@ -16,7 +16,7 @@ from kvprobe.figures.style import COLORS
 from kvprobe.probes.base import Reading
 from kvprobe.probes.editing.eviction.probe import Eviction
 from kvprobe.probes.kit.reading.decoding import accuracy
-from kvprobe.stats import Effect, Sample
+from kvprobe.stats import Effect, Sample, joined
 
 _LOOKS = {
     "snapkv": ("SnapKV", COLORS["blue"]),
@@ -41,6 +41,13 @@ def effects(sample: Sample, _: Eviction) -> Iterator[Effect]:
         yield part.rate(f"{condition}.erratum.new_rate", "new_after_erratum")
         for name in _KEPT:
             yield part.mean(f"{condition}.kept_{name}", f"kept_{name}")
+
+
+def names(probe: Eviction) -> Iterator[str]:
+    """Those of `effects`."""
+    metrics = "accuracy", "field_only.recovery", "downstream_only.recovery", "erratum.new_rate"
+    arms = [f"{method}_{budget}" for method in probe.methods for budget in probe.budgets]
+    yield from joined(arms, (*metrics, *(f"kept_{name}" for name in _KEPT)))
 
 
 def _part(suffix: str, metric: str, ylabel: str, level: float) -> Doses:
@@ -68,4 +75,5 @@ READING = Reading(
             levels=(0.5, 1.0),
         ),
     ),
+    names=names,
 )
