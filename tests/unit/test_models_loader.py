@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models_files import TEXT, make_model, make_tokenizer, write_folder, write_organism
 from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS
@@ -17,6 +19,7 @@ from kvprobe.errors import ConfigError, ModelSourceError, NumericsError, OutOfMe
 from kvprobe.models import memory
 from kvprobe.models.files import sha256_of, sha256_of_all
 from kvprobe.models.loader import load_subject
+from kvprobe.models.sources.directory import INDEX, weight_files
 
 
 def logits(model: Any, token_ids: list[int]) -> torch.Tensor:
@@ -63,8 +66,52 @@ def test_shards_load_and_hash_together(tmp_path: Path) -> None:
     assert torch.equal(logits(subject.model, [4, 5]), logits(written, [4, 5]))
     assert subject.identity.weights_sha256 == sha256_of_all(reversed(shards))
     shards[1].unlink()
-    with pytest.raises(ModelSourceError, match=f"lacks the shard {shards[1].name}"):
+    with pytest.raises(ModelSourceError, match=f"lacks the shard '{shards[1].name}'"):
         load_subject(str(tmp_path / "m"))
+
+
+_JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3), max_leaves=4
+)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_folder(folder := tmp_path_factory.mktemp("sharded") / "m", max_shard_size="20KB")
+    return folder
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_an_index_that_is_not_as_it_was_written_loads_the_same_or_is_one_sentence(
+    sharded: Path, data: st.DataObject
+) -> None:
+    file = sharded / INDEX
+    whole = file.read_text()
+    index = json.loads(whole)
+    name, shard = data.draw(st.sampled_from(sorted(index["weight_map"].items())))
+    wrong = data.draw(
+        _JSON | st.sampled_from(["../m/" + shard, str(sharded / shard), "config.json", "a\0", "b" * 5000])
+    )
+    changes: list[Any] = [
+        wrong,
+        {"weight_map": wrong},
+        {**index, "metadata": wrong},
+        {"weight_map": index["weight_map"]},
+    ]
+    changes.append({**index, "weight_map": {**index["weight_map"], name: wrong}})
+    text = data.draw(st.sampled_from([*map(json.dumps, changes), "[" * 10**5, whole[: data.draw(st.integers(0, 40))]]))
+    told = str(sharded)
+    try:
+        file.write_text(text)
+        assert weight_files(sharded) == sorted(sharded.glob("*.safetensors"))
+        load_subject(str(sharded), device="cpu")
+    except ModelSourceError as error:
+        told = str(error)
+    finally:
+        file.write_text(whole)
+    assert str(sharded) in told
+    assert "\n" not in told
 
 
 def test_settings_are_obeyed(tmp_path: Path) -> None:

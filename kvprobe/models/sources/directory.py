@@ -166,7 +166,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelSourceError(f"{path.parent} holds no {path.name}; name a model folder in the Hugging Face layout.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelSourceError(
             f"{path} is cut short or is no JSON ({first_line(error)}); fetch or copy it again."
         ) from error
@@ -197,18 +197,29 @@ def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a folder that the model library opens, shards included.
 
     Raises:
-        ModelSourceError: there are none, a shard named by the index is missing.
+        ModelSourceError: there are none, the index is damaged, or a shard that it names is missing.
     """
     if (path / INDEX).is_file():
-        shards = sorted(set(read_json(path / INDEX).get("weight_map", {}).values()))
-        missing = [shard for shard in shards if not (path / shard).is_file()]
-        if missing or not shards:
-            lost = f"the shard {missing[0]}, which {INDEX} names" if missing else f"any shard that {INDEX} could name"
-            raise ModelSourceError(f"{path} lacks {lost}; fetch or copy it again.")
-        return [path / shard for shard in shards]
+        return [path / shard for shard in _shards(path)]
     if not (path / SINGLE).is_file():
         raise ModelSourceError(
             f"{path} holds no {SINGLE}; kvprobe reads weights from safetensors only, so convert other formats with "
             "save_pretrained."
         )
     return [path / SINGLE]
+
+
+def _shards(path: Path) -> list[str]:
+    index, there = read_json(path / INDEX), {file.name for file in path.iterdir() if file.is_file()}
+    parts = index.get("weight_map"), index.get("metadata")
+    shards = list(parts[0].values()) if isinstance(parts[0], dict) else []
+    if not all(isinstance(part, dict) for part in parts) or not all(isinstance(shard, str) for shard in shards):
+        raise ModelSourceError(
+            f"{path / INDEX} is damaged, for its 'weight_map' must give each weight its file, and its 'metadata' be "
+            "keys with values; fetch or copy it again."
+        )
+    missing = sorted({shard for shard in shards if shard not in there})
+    if missing or not shards:
+        lost = f"the shard {missing[0]!r}, which {INDEX} names" if missing else f"any shard that {INDEX} could name"
+        raise ModelSourceError(f"{path} lacks {lost}; fetch or copy it again.")
+    return sorted(set(shards))

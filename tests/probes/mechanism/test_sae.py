@@ -69,6 +69,24 @@ def test_a_saved_sae_is_an_ordinary_saelens_sae(tmp_path: Path, monkeypatch: pyt
     assert torch.equal(trained_sae(subject, HOOK, PROMPTS, SMALL)(activations), ours(activations))
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing"])
+def test_a_damaged_sae_is_trained_again(tmp_path: Path, damage: str) -> None:
+    subject = tiny("qwen3")
+    # A copy: the weights are mapped from the file that is changed.
+    first = trained_sae(subject, HOOK, PROMPTS, SMALL).W_dec.clone()
+    (folder,) = saved(tmp_path)
+    file = next(file for file in folder.iterdir() if file.suffix == ".safetensors")
+    whole = file.read_bytes()
+    damaged = {"cut": whole[:-100], "flipped": whole[:-1] + bytes([whole[-1] ^ 1]), "empty": b"", "missing": whole}
+    file.write_bytes(damaged[damage])
+    if damage == "missing":
+        next(file for file in folder.iterdir() if file.suffix == ".json").unlink()
+    again = trained_sae(subject, HOOK, PROMPTS, SMALL)
+    assert torch.equal(again.W_dec, first)
+    assert saved(tmp_path) == [folder]
+    assert file.read_bytes() == whole
+
+
 def test_training_is_deterministic_leaves_the_global_generator_alone_and_is_silent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kvprobe.engine.components import components
 from kvprobe.errors import SampleError, StoreError
-from kvprobe.models.files import cache_folder
+from kvprobe.models.files import cache_folder, sha256_of_all
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _DEAD_AFTER = 50
 _BATCHES_FOR_THE_NORM = 10
 _TRAINING_FVU = "training_fvu"
+_CHECKSUM = "sha256"
 
 
 class SAESettings(BaseModel):
@@ -52,7 +53,7 @@ def trained_sae(subject: Subject, hook: str, prompts: Sequence[Sequence[int]], s
     """The SAELens SAE of `hook` trained on `prompts`: read from the cache, or trained and put there.
 
     It lies in the folder of pulled models under `saes`, named by a hash of everything that determines it, and loads
-    with `sae_lens.SAE.load_from_disk`.
+    with `sae_lens.SAE.load_from_disk`. One that was cut short or changed since is trained again.
 
     Args:
         subject: the model.
@@ -65,7 +66,7 @@ def trained_sae(subject: Subject, hook: str, prompts: Sequence[Sequence[int]], s
         StoreError: the folder cannot be written.
     """
     folder = cache_folder() / "saes" / _key(subject, hook, prompts, settings)
-    if not folder.exists():
+    if not _is_whole(folder):
         sae = train_sae(subject, hook, prompts, settings)
         try:
             _save(sae, folder)
@@ -172,12 +173,27 @@ def _key(subject: Subject, hook: str, prompts: Sequence[Sequence[int]], settings
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder holds what was written there."""
+    try:
+        return (folder / _CHECKSUM).read_text(encoding="ascii") == _checksum(folder)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _checksum(folder: Path) -> str:
+    return sha256_of_all(file for file in folder.iterdir() if file.name != _CHECKSUM)
+
+
 def _save(sae: Any, folder: Path) -> None:
-    """Write the SAE for inference beside `folder` and move it there in one step."""
+    """Write the SAE for inference beside `folder` and move it there in one step; a damaged one there goes."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         sae.save_inference_model(temporary)
+        (temporary / _CHECKSUM).write_text(_checksum(temporary), encoding="ascii")
+        if folder.exists() and not _is_whole(folder):
+            shutil.rmtree(folder)
         try:
             temporary.rename(folder)
         except OSError:
