@@ -7,12 +7,13 @@ rows into effects and a figure; a changed label or estimator there measures noth
 from __future__ import annotations
 
 import importlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvprobe.figures.panel import Panel, PaperEntry
 from kvprobe.figures.spec import FigureSpec, draw
@@ -31,6 +32,11 @@ Progress = Callable[[int, int], None]
 """Called with how much is done, of how much."""
 Measurement = dict[str, Any]
 """One row of a probe's table."""
+Share = Annotated[float, Field(gt=0, le=1)]
+"""Of what is divided, not none of it."""
+MOST = 100_000
+"""What no whole number among a probe's parameters may exceed: sizes, draws, tokens."""
+_OF_ITS_OWN_BOUNDS = re.compile(r"seed|.*_(seed|bytes)|vectors")
 
 
 class Probe(BaseModel, ABC):
@@ -46,6 +52,15 @@ class Probe(BaseModel, ABC):
 
     needs_all_pairs: ClassVar[bool] = False
     reading: ClassVar[Reading | None] = None
+
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> Self:
+        for name, value in _values(self):
+            if isinstance(value, int) and not 0 <= value <= MOST and not _OF_ITS_OWN_BOUNDS.fullmatch(name):
+                raise ValueError(f"{name} must be from 0 to {MOST:,}")
+            if isinstance(value, tuple) and len(set(map(repr, value))) < len(value):
+                raise ValueError(f"{name} names something twice")
+        return self
 
     @abstractmethod
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
@@ -81,6 +96,16 @@ class Probe(BaseModel, ABC):
             return cls.reading
         reading: Reading = importlib.import_module(f"{cls.__module__.rpartition('.')[0]}.reading").READING
         return reading
+
+
+def _values(parameters: BaseModel) -> Iterator[tuple[str, Any]]:
+    """All parameters by name, with each member of those that are several."""
+    for name, value in parameters:
+        yield name, value
+        if isinstance(value, BaseModel):
+            yield from _values(value)
+        elif isinstance(value, tuple):
+            yield from ((name, member) for member in value)
 
 
 @dataclass(frozen=True)

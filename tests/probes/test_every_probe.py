@@ -101,6 +101,28 @@ def test_parameters_that_make_no_sense_are_refused(name: str, parameters: dict[s
         PROBES.get(name)(**parameters)
 
 
+@pytest.mark.parametrize("name", sorted(OF_PROBE))
+def test_no_number_that_would_not_end_is_taken(name: str) -> None:
+    """Nor one that counts something twice."""
+    given = make_probe(OF_PROBE[name]).model_dump()
+
+    def refused(field: str, value: Any, said: str | None = None) -> None:
+        with pytest.raises(ValidationError, match=said):
+            PROBES.get(name)(**{**given, field: value})
+
+    for field, value in given.items():
+        if isinstance(value, int) and not isinstance(value, bool) and not field.endswith(("seed", "bytes")):
+            refused(field, 99_999_999, field)
+            refused(field, -1)
+        if isinstance(value, tuple) and value:
+            refused(field, (*value, value[0]))
+            if isinstance(value[0], int):
+                refused(field, (*value, 99_999_999), field)
+                refused(field, (*value, -1))
+            elif isinstance(value[0], float):
+                refused(field, (*value, -1.0))
+
+
 # Which pairs a probe cannot use, and what it says is needed.
 UNFIT = {
     **dict.fromkeys(("auto", "multi_field", "repeated_edit"), ("gated", "use task two_fields")),

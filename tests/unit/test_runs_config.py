@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from kvprobe.errors import ConfigError, KvprobeError
 from kvprobe.runs.config import ExperimentConfig, load_config, overlaid
 from kvprobe.runs.experiments import known_experiments
-from kvprobe.runs.preparation import check_model_names, make_probe, make_task
+from kvprobe.runs.preparation import check_model_names, make_plan, make_probe, make_task
 from kvprobe.runs.validation import validated
 
 CLAIM = {"id": "local", "kind": "critique", "statement": "field_only.recovery < 0.15"}
@@ -246,8 +245,7 @@ def test_any_value_anywhere_is_taken_or_refused_in_one_sentence(
     try:
         config = load_config(path)
         check_model_names(config)
-        make_probe(config)
-        list(islice(make_task(config).prompt_pairs(), 4))
+        make_plan(config)
         assert time.process_time() - started < 1
         assert load_config(written(path.parent, config.to_yaml(), "copy.yaml")).hash == config.hash
     except KvprobeError as error:

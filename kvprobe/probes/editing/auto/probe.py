@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from kvprobe.edit.auto import CANDIDATES, Auto, Case, candidate, token_shares
 from kvprobe.edit.base import FieldEdit, make_method
@@ -53,7 +53,7 @@ class AutoProbe(Probe):
     # What is chosen on some skeletons is judged on others.
     needs_all_pairs: ClassVar[bool] = True
 
-    error_costs: tuple[float, ...] = Field(
+    error_costs: tuple[PositiveFloat, ...] = Field(
         (10.0, 0.3, 1.0, 3.0, 30.0, 100.0), min_length=1, description="cost of an error, in full prefills"
     )
     folds: int = Field(5, ge=2, description="groups of skeletons; AUTO is fitted on the edits of the others")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.edit.base import CachedPrompt
 from kvprobe.engine.forward import clock
@@ -36,7 +36,7 @@ REFERENCE = "full_reprefill"
 class EditLatency(Probe):
     """Seconds, FLOPs and tokens of each edit as a share of a full reprefill, by the length of the prompt."""
 
-    lengths: tuple[int, ...] = Field((128, 256, 512, 1024), min_length=2, description="tokens of the prompts")
+    lengths: tuple[PositiveInt, ...] = Field((128, 256, 512, 1024), min_length=2, description="tokens of the prompts")
     repeats: int = Field(5, ge=1, description="timed runs of each arm")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.edit.selection import candidates
 from kvprobe.engine.cache import KVCache
@@ -55,7 +55,7 @@ class SelectionCriterion(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    sizes: tuple[int, ...] = Field((4, 8), min_length=1, description="recomputed tokens after the field")
+    sizes: tuple[PositiveInt, ...] = Field((4, 8), min_length=1, description="recomputed tokens after the field")
     draws: int = Field(8, ge=1, description="random sets for each pair and size")
     folds: int = Field(5, ge=2, description="groups of skeletons; each is ranked by the others")
     seed: int = Field(0, ge=0, description="of the random sets and of the folds")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from kvprobe.errors import ConfigError
-from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress, Share
 from kvprobe.probes.kit.doses import FRACTIONS, measure_dose
 from kvprobe.tasks.pairs import Pair
 
@@ -28,7 +28,7 @@ SLOTS = ("start", "after_policy", "after_filler", "end")
 class FieldPositionProbe(Probe):
     """What the field's own entries do, by its place, its distance from the decision and how often it is named."""
 
-    fractions: tuple[float, ...] = Field(default=FRACTIONS, min_length=1, description="of the changed positions")
+    fractions: tuple[Share, ...] = Field(default=FRACTIONS, min_length=1, description="of the changed positions")
     batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.engine.components import components
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
@@ -49,7 +49,7 @@ class Heads(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    sizes: tuple[int, ...] = Field((1, 2, 3, 5, 8, 12), min_length=1, description="numbers of heads")
+    sizes: tuple[PositiveInt, ...] = Field((1, 2, 3, 5, 8, 12), min_length=1, description="numbers of heads")
     control_size: int = Field(5, ge=1, description="number of heads in each random set")
     draws: int = Field(20, ge=1, description="matched random sets of read heads for each pair, new ones for each")
     further_draws: int = Field(4, ge=1, description="the same of ablated and of write heads, and unmatched sets")

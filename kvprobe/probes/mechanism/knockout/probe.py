@@ -31,7 +31,7 @@ from pydantic import Field
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.decision_attention import decision_attention
 from kvprobe.engine.interventions import AttentionKnockout
-from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress, Share
 from kvprobe.probes.kit.decisions import patched_margins
 from kvprobe.probes.kit.depth import layer_thirds
 from kvprobe.probes.kit.prefilled_pair import prefill_pair
@@ -53,7 +53,7 @@ class Knockout(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    fractions: tuple[float, ...] = Field(FRACTIONS, description="of the positions after the field")
+    fractions: tuple[Share, ...] = Field(FRACTIONS, description="of the positions after the field")
     draws: int = Field(4, ge=1, description="random sets for each pair and fraction, and as many of equal mass")
     folds: int = Field(5, ge=2, description="groups of skeletons; each is ranked by the others")
     seed: int = Field(0, ge=0, description="of the random sets and of the folds")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress, Share
 from kvprobe.probes.kit.doses import measure_dose
 from kvprobe.tasks.pairs import Pair
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class OffTemplate(Probe):
     """The field alone and growing suffixes on two-hop questions, free conversation and attribute lookup."""
 
-    fractions: tuple[float, ...] = Field(
+    fractions: tuple[Share, ...] = Field(
         default=(0.05, 0.1, 0.2, 0.3, 0.5), min_length=1, description="of the changed positions"
     )
     batch_size: int | None = Field(default=None, ge=1, description="interventions in one forward pass")

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.engine.readout import Readout
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
@@ -64,7 +64,7 @@ class SparseAutoencoder(Probe):
     training_pairs: int = Field(120, ge=1, description="pairs of it; both prompts of each are used")
     site_pairs: int = Field(12, ge=1, description="of these, pairs that say where the notes lie")
     places: int = Field(2, ge=1, description="positions that are clamped: a rule of two cases has two notes")
-    sizes: tuple[int, ...] = Field(
+    sizes: tuple[PositiveInt, ...] = Field(
         (1, 3, 10, 30), description="numbers of clamped units, a unit being a feature at a place"
     )
     folds: int = Field(5, ge=2, description="groups of skeletons; features of each are chosen on the others")

@@ -43,7 +43,9 @@ class SAESettings(BaseModel):
 
     features: int = Field(512, ge=2, description="size of the dictionary")
     k: int = Field(16, ge=1, description="features active at once")
-    vectors: int = Field(100_000, ge=1, description="activation vectors seen in training, repeats included")
+    vectors: int = Field(
+        100_000, ge=1, le=20_000_000, description="activation vectors seen in training, repeats included"
+    )
     batch_size: int = Field(512, ge=1, description="vectors of one step")
     learning_rate: float = Field(2e-3, gt=0, description="of Adam; it falls to a tenth over the last fifth")
     seed: int = Field(0, ge=0)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.errors import SampleError
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
@@ -47,7 +47,9 @@ class Scrub(Probe):
     needs_all_pairs: ClassVar[bool] = True
 
     note_size: int = Field(default=8, ge=1, description="positions of the note in all arms but the sweep")
-    sizes: tuple[int, ...] = Field(default=(1, 2, 4, 8, 16), min_length=1, description="of the note in the sweep")
+    sizes: tuple[PositiveInt, ...] = Field(
+        default=(1, 2, 4, 8, 16), min_length=1, description="of the note in the sweep"
+    )
     draws: int = Field(default=1, ge=1, description="resamplings of each prompt and arm")
     minimum_donors: int = Field(default=4, ge=1, description="skeletons that must match, else it is refused")
     folds: int = Field(default=5, ge=2, description="of the cross-fitted ranking")

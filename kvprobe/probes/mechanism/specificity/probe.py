@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.engine.interventions import KVPatch
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
@@ -37,7 +37,9 @@ class Specificity(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    sizes: tuple[int, ...] = Field(default=(1, 2, 4, 8, 16, 32), min_length=1, description="numbers of positions")
+    sizes: tuple[PositiveInt, ...] = Field(
+        default=(1, 2, 4, 8, 16, 32), min_length=1, description="numbers of positions"
+    )
     matched_draws: int = Field(default=100, ge=1, description="matched random sets for each pair and size")
     random_draws: int = Field(default=20, ge=1, description="unmatched random sets for each pair and size")
     folds: int = Field(default=5, ge=2, description="of the cross-fitted ranking")

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.engine.interventions import KVPatch
-from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
+from kvprobe.probes.base import PROBES, Measurement, Probe, Progress, Share
 from kvprobe.probes.kit.aligned_positions import delimiters, slots
 from kvprobe.probes.kit.decisions import margin_rows
 from kvprobe.probes.kit.depth import layer_bands, third_of
@@ -48,8 +48,8 @@ class SuffixConcentration(Probe):
 
     needs_all_pairs: ClassVar[bool] = True
 
-    fractions: tuple[float, ...] = Field(PAPER_FRACTIONS, description="of the positions from the field on")
-    sizes: tuple[int, ...] = Field((1, 2, 4, 8, 16, 32), description="numbers of top positions")
+    fractions: tuple[Share, ...] = Field(PAPER_FRACTIONS, description="of the positions from the field on")
+    sizes: tuple[PositiveInt, ...] = Field((1, 2, 4, 8, 16, 32), description="numbers of top positions")
     control_size: int = Field(8, ge=1, description="number of positions in each random set")
     matched_draws: int = Field(100, ge=1, description="matched random sets for each pair")
     random_draws: int = Field(20, ge=1, description="unmatched random sets for each pair")

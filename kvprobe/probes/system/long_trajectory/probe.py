@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kvprobe.agents.conversation import FIELD, RULE
 from kvprobe.probes.base import PROBES, Measurement, Probe, Progress
@@ -47,7 +47,7 @@ class LongTrajectory(Probe):
     needs_all_pairs: ClassVar[bool] = True
 
     turns: int = Field(100, ge=3, description="turns of a trajectory")
-    periods: tuple[int, ...] = Field((1, 6), min_length=1, description="turns from one change to the next")
+    periods: tuple[PositiveInt, ...] = Field((1, 6), min_length=1, description="turns from one change to the next")
     reprefill_every: int = Field(10, ge=1, description="turns between full prefills of `periodic_reprefill`")
     floor_every: int = Field(10, ge=1, description="turns between comparisons of the floor")
 
