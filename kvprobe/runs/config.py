@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from kvprobe.errors import ConfigError, did_you_mean
 from kvprobe.models.catalogue import model_names, standing
@@ -85,8 +86,8 @@ class ExperimentConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_\-]*$", max_length=MAXIMUM_NAME)
-    section: str = Field(default="", pattern=r"^[A-Za-z0-9_\-. ]*$", max_length=MAXIMUM_NAME)
+    name: str = Field(max_length=MAXIMUM_NAME)
+    section: str = Field(default="", max_length=MAXIMUM_NAME)
     question: str = ""
     probe: str
     models: list[str] = Field(min_length=1)
@@ -100,6 +101,15 @@ class ExperimentConfig(BaseModel):
     block_size: int = Field(default=8, ge=1)
     profile: str | None = None
     source: str = ""
+
+    @field_validator("name", "section")
+    @classmethod
+    def _can_name_files(cls, text: str, info: ValidationInfo) -> str:
+        of_name = info.field_name == "name"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_\-]*" if of_name else r"[A-Za-z0-9_\-. ]*", text):
+            also = "" if of_name else ", points and blanks"
+            raise ValueError(f"files are called by it, so write letters, digits, '-' and '_'{also} only")
+        return text
 
     @field_validator("models")
     @classmethod

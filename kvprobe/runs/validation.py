@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from kvprobe.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
+_MOST_SHOWN = 80
 
 
 def validated(model: type[Model], values: Any, *, where: str, prefix: str = "") -> Model:
@@ -46,7 +47,7 @@ def validation_sentence(error: ValidationError, model: type[BaseModel], *, where
     if first["type"] == "missing":
         return f"{where}: the key {path!r} is missing; add it{others}."
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
-    given = "" if isinstance(first["input"], dict | list) else f" (it is {first['input']!r})"
+    given = "" if isinstance(first["input"], dict | list) else f" (it is {_short(repr(first['input']))})"
     return f"{where}: {path!r} is wrong: {reason[:1].lower()}{reason[1:]}{given}{others}."
 
 
@@ -56,6 +57,10 @@ def dotted(location: Sequence[int | str], prefix: str = "") -> str:
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path or "the file"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

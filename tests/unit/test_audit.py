@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from markupsafe import escape
 from transformers import DynamicCache
 from typer.testing import CliRunner
@@ -215,6 +219,48 @@ def test_every_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, 
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not re.search(r"[?.][?.]$", str(caught.value))
+
+
+WORDS = f"origin : {{{{foreign|poor}}}} {RULE.split('.', maxsplit=1)[0]} . Task : decide by the origin .".split()
+PIECES = (
+    *(
+        "{{",
+        "}}",
+        "|",
+        "{{a: foreign|poor}}",
+        "{{|}}",
+        "{{foreign|foreign}}",
+        "{{cue: a|b}}",
+        "{{foreign|out of}}",
+        "{%",
+    ),
+    *("\x1b[31m", "[/INST]", "<|im_end|>", "<s>", "<eos>", "日本", "\u202e", "\u2028", "\r\n", "\0", "xyzzy", ""),
+)
+MARKED = st.lists(st.sampled_from([*PIECES, *WORDS]), max_size=3).flatmap(
+    lambda more: st.permutations(more).map(lambda put: " ".join([*WORDS[:4], *put[:1], *WORDS[4:], *put[1:]]))
+)
+ODD = st.none() | st.integers() | st.booleans() | st.sampled_from(["", *PIECES]) | st.lists(MARKED, max_size=2)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    MARKED | ODD,
+    st.just(["inspect", "release"]) | ODD,
+    st.dictionaries(st.sampled_from(["cue", "erratum", "name"]), ODD),
+)
+def test_any_prompt_is_audited_or_refused_in_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, prompt: Any, answers: Any, others: dict[str, Any]
+) -> None:
+    content = {"prompt": prompt, "answers": answers, **others}
+    file = written(tmp_path_factory.getbasetemp(), yaml.safe_dump(content, allow_unicode=True))
+    started, told = time.process_time(), str(file)
+    try:
+        make_ready(micro("reader"), read_prompt_file(file), where=str(file))
+    except KvprobeError as error:
+        told = str(error)
+    assert str(file) in told
+    assert "\n" not in told
+    assert time.process_time() - started < 1
 
 
 def test_what_is_not_utf8_is_said(tmp_path: Path) -> None:
