@@ -80,7 +80,9 @@ _GGUF_NAMES = {
 }
 
 
-def write_gguf(path: Path, architecture: str = "llama", scaling: str | None = None, factors: bool = False) -> Any:
+def write_gguf(
+    path: Path, architecture: str = "llama", scaling: str | None = None, factors: bool = False, pre: str = "default"
+) -> Any:
     """A llama in float32 as GGUF; returns the model whose weights it holds."""
     config, model = GGUF_CONFIG, make_model(GGUF_CONFIG)
     writer = gguf.GGUFWriter(path, architecture)
@@ -97,7 +99,7 @@ def write_gguf(path: Path, architecture: str = "llama", scaling: str | None = No
     writer.add_vocab_size(VOCABULARY)
     if scaling is not None:
         writer.add_string(f"{architecture}.rope.scaling.type", scaling)
-    _add_vocabulary(writer)
+    _add_vocabulary(writer, pre)
     for name, weight in model.state_dict().items():
         writer.add_tensor(_gguf_name(name), _gguf_layout(name, weight).contiguous().numpy())
     if factors:
@@ -109,11 +111,11 @@ def write_gguf(path: Path, architecture: str = "llama", scaling: str | None = No
     return model
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
+def _add_vocabulary(writer: gguf.GGUFWriter, pre: str) -> None:
     letters = [chr(code) for code in range(ord("!"), ord("!") + VOCABULARY - 4)]
     words = ["<pad>", "<bos>", "<eos>", *letters, "AB"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(words)
     writer.add_token_types([3, 3, 3] + [1] * (VOCABULARY - 3))
     writer.add_token_merges(["A B"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from models_files import write_gguf, write_wheel
+from tokenizers import Regex, pre_tokenizers
 
 from kvprobe.errors import ModelSourceError, OutOfMemoryError, UnsupportedError
 from kvprobe.models import memory
@@ -45,6 +46,27 @@ def test_loading_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     capfd.readouterr()
     load_subject(str(tmp_path / "tiny.gguf"), device="cpu")
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["smollm", "starcoder", "qwen2", "default"])
+def test_text_is_cut_as_the_named_pre_tokenizer_does(tmp_path: Path, name: str) -> None:
+    """Against the pre-tokenizers of the models' own tokenizer files."""
+    split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    digits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    by_regex = [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    own = {"smollm": digits, "starcoder": digits, "qwen2": by_regex, "default": digits[1:]}[name]
+    write_gguf(tmp_path / "tiny.gguf", pre=name)
+    tokenizer = load_subject(str(tmp_path / "tiny.gguf"), device="cpu").tokenizer
+    ought = pre_tokenizers.Sequence(own)
+    for text in ("Rules:\n\n1. If 2024 isn't a leap year, then deny.\n", "12 345,6\t é 赤 \n\n\n x", "a1b22c333"):
+        found = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert [piece for piece, _ in found] == [piece for piece, _ in ought.pre_tokenize_str(text)]
+
+
+def test_an_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "x.gguf", pre="of-tomorrow")
+    with pytest.raises(UnsupportedError, match=r"x\.gguf names the pre-tokenizer 'of-tomorrow'"):
+        load_subject(str(tmp_path / "x.gguf"))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.99])

@@ -31,6 +31,10 @@ MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "
 _OTHER_QUERY_SCALE = {("gemma2", 46), ("gemma3", 62)}
 """Architecture and layers of the 27B models: their query scale is not in the file and not the default."""
 
+_GPT2 = frozenset({"default", "gpt-2", "phi-2", "olmo", "mpt"})
+"""Pre-tokenizers that cut as GPT-2's does, which the model library takes for all that it does not know."""
+_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact"})
+"""Pre-tokenizers that cut off every digit before they cut as GPT-2's does."""
 _COPIES = 2.0
 """The library holds all unpacked weights once beside the model."""
 
@@ -88,7 +92,31 @@ class GGUFSource(ModelSource):
                 raise loading_error(error, str(path)) from error
         require_all_weights(info, str(path))
         _forget_packing(model)
+        cut_as_named(tokenizer, read_header(path)[0], path)
         return model.to(settings.device), tokenizer
+
+
+def cut_as_named(tokenizer: Any, fields: dict[str, Any], path: Path) -> None:
+    """Let a byte-level tokenizer cut text before its merges as the file's pre-tokenizer does.
+
+    The model library cuts as GPT-2 does where it does not know the name.
+
+    Raises:
+        UnsupportedError: kvprobe does not know it either.
+    """
+    from tokenizers import pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    name = str(fields.get("tokenizer.ggml.pre", "default"))
+    if fields.get("tokenizer.ggml.model") != "gpt2" or name in _GPT2 or name in GGUF_PRE_TOKENIZER_SPLITS:
+        return
+    if name not in _SINGLE_DIGITS:
+        raise UnsupportedError(
+            f"{path} names the pre-tokenizer {name!r}, which transformers would replace by GPT-2's, and some texts "
+            "would be cut into other tokens; use the model's safetensors folder or hub id."
+        )
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], set[str]]:
