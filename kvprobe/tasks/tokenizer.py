@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kvprobe.tasks.gated import GatedScenario, Layout, render
 from kvprobe.tasks.library import filler_notes, skeletons
-from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.wordings import TRAINED, WORDINGS
 
 PAD, BOS, UNKNOWN, END = "<pad>", "<bos>", "<unk>", "<end>"
 HOLDS, VOID = "holds", "void"
@@ -59,7 +59,7 @@ def _library_texts() -> Iterable[str]:
                 skeleton.request,
                 rule=rule,
             )
-            for wording in WORDINGS.names():
+            for wording in TRAINED:
                 yield render(
                     scenario, skeleton.values[0], wording, Layout(), mode="think", update=skeleton.values[1]
                 ).text
@@ -68,6 +68,6 @@ def _library_texts() -> Iterable[str]:
                 )
         yield " ".join(skeleton.values)
     yield from (f"- {note}" for note in filler_notes())
-    yield from (WORDINGS.get(wording)().status("") for wording in WORDINGS.names())
+    yield from (WORDINGS.get(wording)().status("") for wording in TRAINED)
     yield " ".join((HOLDS, VOID))
     yield "0 1 2 3 4 5 6 7 8 9 true false null { } [ ] ( ) \" ' , . : ; ! ? # * / \\ _ = + < > | -"

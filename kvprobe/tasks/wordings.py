@@ -9,6 +9,8 @@ from typing import ClassVar
 from kvprobe.registry import KINDS, Registry
 
 WORDINGS: Registry[type[Wording]] = Registry(KINDS["WORDINGS"])
+TRAINED = ("manual", "memo", "dialogue")
+"""The wordings that the organisms were taught; their tokenizer has no words of any other."""
 
 
 class Wording(ABC):
@@ -147,3 +149,36 @@ class Dialogue(Wording):
         """One case that holds when two `(entity, field, value)` do, ending in its full stop."""
         conditions = " and ".join(f"the {field} is {value}" for _, field, value in (first, second))
         return f"Manager: We {action} when {conditions}."
+
+
+@WORDINGS.register("checklist")
+class Checklist(Wording):
+    """Facts and rules as lists, and a question: pretrained models follow it best. No organism was taught it."""
+
+    session_header = "Facts:\n"
+    policy_header = "Rules:\n"
+
+    def system(self, domain: str) -> str:
+        """The opening line."""
+        return f"You work at the {domain} desk and follow the rules.\n"
+
+    def record(self, entity: str, field: str) -> tuple[str, str]:
+        """Text before and after the value in a session line."""
+        return f"- The {field} of the {entity} is", ".\n"
+
+    def case(self, entity: str, field: str, value: str | None, action: str) -> str:
+        """One case of the rule, ending in its full stop."""
+        return f"- When the {field} of the {entity} is {value}: {action}." if value else f"- Otherwise: {action}."
+
+    def both(self, first: tuple[str, str, str], second: tuple[str, str, str], action: str) -> str:
+        """One case that holds when two `(entity, field, value)` do, ending in its full stop."""
+        conditions = " and ".join(f"the {field} of the {entity} is {value}" for entity, field, value in (first, second))
+        return f"- When {conditions}: {action}."
+
+    def conversation(self, request: str, field: str) -> str:
+        """The person's request."""
+        return f"Request: {request}.\n"
+
+    def task(self, field: str, options: Sequence[str]) -> str:
+        """The question, with the options in the given order."""
+        return f"Apply the rules to the facts. Which action is right, {options[0]} or {options[1]}?\n"

@@ -23,7 +23,7 @@ from kvprobe.tasks.library import filler_notes, skeletons
 from kvprobe.tasks.own_prompt import OwnPrompt
 from kvprobe.tasks.pairs import PromptPair, Provenance, align
 from kvprobe.tasks.tokenizer import build_tokenizer, words
-from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.wordings import TRAINED
 from kvprobe.tasks.worked_cases import with_worked_cases, worked_cases
 
 TOKENIZER = build_tokenizer()
@@ -46,7 +46,7 @@ def pair_of(base: Context, donor: Context, answers: tuple[str, str] = ("cancel",
 
 
 def test_spans_cover_the_tokens_without_gap_and_decode_to_their_segments() -> None:
-    for wording in WORDINGS.names():
+    for wording in TRAINED:
         context = render(SCENARIO, "pending", wording, Layout(notes_after=filler_notes()[:2]))
         tokenized = tokenize(context, TOKENIZER)
         edges = list(tokenized.spans.values())

@@ -18,7 +18,7 @@ from kvprobe.tasks.erratum_lines import about_irrelevant_field, about_unmentione
 from kvprobe.tasks.extra_lines import Subjects, line_tokens
 from kvprobe.tasks.library import skeletons
 from kvprobe.tasks.pairs import Pair
-from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.wordings import TRAINED, WORDINGS
 
 (PAIR,) = gated()
 
@@ -59,7 +59,7 @@ def test_an_early_line_whose_rest_is_reused_leaves_every_stale_note_as_it_was(fa
     torch.testing.assert_close(fresh, held, atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize("wording", WORDINGS.names())
+@pytest.mark.parametrize("wording", TRAINED)
 @given(start=st.integers(0, 99))
 def test_control_lines_are_as_long_as_the_erratum_and_say_nothing_relevant(wording: str, start: int) -> None:
     for skeleton in skeletons("held_out")[:8]:

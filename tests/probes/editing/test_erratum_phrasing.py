@@ -21,7 +21,7 @@ from kvprobe.probes.editing.erratum_phrasing.probe import LINES, METHODS, NO_LIN
 from kvprobe.tasks.erratum_lines import PHRASINGS, phrasing_tokens
 from kvprobe.tasks.extra_lines import Subjects
 from kvprobe.tasks.library import skeletons
-from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.wordings import TRAINED
 
 (PAIR,) = gated()
 
@@ -56,7 +56,7 @@ def test_without_a_line_nothing_or_the_field_alone_is_run() -> None:
     assert len(rows) == len(METHODS) * len(LINES)
 
 
-@pytest.mark.parametrize("wording", WORDINGS.names())
+@pytest.mark.parametrize("wording", TRAINED)
 @pytest.mark.parametrize("line", PHRASINGS)
 def test_lines_are_words_the_organisms_know_and_name_the_new_value_once(wording: str, line: str) -> None:
     for skeleton in skeletons("held_out"):

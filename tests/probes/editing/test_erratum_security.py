@@ -27,7 +27,7 @@ from kvprobe.tasks.erratum_lines import FORGERIES, PLACEMENTS, forged_texts
 from kvprobe.tasks.extra_lines import Subjects
 from kvprobe.tasks.library import skeletons
 from kvprobe.tasks.pairs import Pair
-from kvprobe.tasks.wordings import WORDINGS
+from kvprobe.tasks.wordings import TRAINED, WORDINGS
 
 (PAIR,) = gated()
 
@@ -131,7 +131,7 @@ def test_every_cell_once() -> None:
     assert clean["margin"].iloc[0] == pytest.approx(clean["m_base"].iloc[0], abs=1e-8)
 
 
-@pytest.mark.parametrize("wording", WORDINGS.names())
+@pytest.mark.parametrize("wording", TRAINED)
 @pytest.mark.parametrize("form", FORGERIES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_forgeries_are_words_the_organisms_know_and_stand_in_the_users_text(

@@ -15,7 +15,7 @@ from kvprobe.errors import ConfigError
 from kvprobe.tasks.context import TokenizedContext, encode_segment
 from kvprobe.tasks.gated import pick_notes
 from kvprobe.tasks.library import Skeleton, filler_notes, skeletons
-from kvprobe.tasks.wordings import WORDINGS, Wording
+from kvprobe.tasks.wordings import TRAINED, WORDINGS, Wording
 
 if TYPE_CHECKING:
     from kvprobe.tasks.pairs import Pair
@@ -62,7 +62,7 @@ def concurrent_requests(pair: Pair, tokenizer: Any, *, each: int, first: int = 0
             rng = random.Random(f"{kind} {number} {pair.base.token_hash}")
             requests.append(_request(kind, pair, scenario.redrawn(rng, whole=kind == OWN_PREFIX), tokenizer))
     if pair.scenario.attributes["rule"] == "cases":
-        for wording in (name for name in WORDINGS.names() if name != pair.scenario.wording):
+        for wording in (name for name in TRAINED if name != pair.scenario.wording):
             rng = random.Random(f"{wording} {first} {pair.base.token_hash}")
             requests.append(_request(OTHER_WORDING, pair, scenario.reworded(rng, wording), tokenizer))
     return requests
