@@ -59,7 +59,7 @@ def audit(
 
     Raises:
         ConfigError: the file is not what an audit needs; names file, key and mend.
-        AlignmentError: values of unequal token length, or answers that begin with the same token.
+        AlignmentError: values that are the same tokens, or answers that begin with the same one.
         UnknownNameError: there is no such field; with the nearest names.
     """
     started = time.perf_counter()
@@ -191,12 +191,14 @@ class _Measuring:
         found = read.found
         if found.dependence is Dependence.DEPENDS:
             found = found.model_copy(update=self._judged(read.pair, read.unedited, found))
+        elif found.dependence is Dependence.MARGIN_ONLY and not self.field.uneven:
+            found = found.model_copy(update=self._heat(read.pair, read.unedited))
         self.progress("done", _EDITS)
         return conclude(found, self.answer_mass)
 
     def _judged(self, pair: Pair, unedited: PrefilledPair, found: FieldAudit) -> dict[str, object]:
         """What is measured only where the decision depends on the field."""
-        heat = self._heat(pair, unedited)
+        heat = {} if self.field.uneven else self._heat(pair, unedited)
 
         def tell(name: str, fraction: float) -> None:
             self.progress(name, _HEAT + (_EDITS - _HEAT) * fraction)

@@ -39,6 +39,8 @@ class AuditField:
         donor: the prompt with this field alone at its new value.
         insert_before: the segment an erratum goes in front of.
         alone: whether it is the only field in its line, so that the line can be moved.
+        uneven: where the values differ in token length, so that caches cannot be compared entry by entry: their lengths
+            and what would make them alike, as a sentence.
     """
 
     marked: MarkedField
@@ -47,6 +49,7 @@ class AuditField:
     donor: TokenizedContext
     insert_before: str
     alone: bool
+    uneven: str = ""
 
     def check(self, edited: Edited, start: TokenizedContext, value: str, tokenizer: Any) -> None:
         """Refuse an edit of `start` that leaves other tokens than those of the edited prompt's text.
@@ -116,7 +119,7 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
 
     Raises:
         ConfigError: marks, names, answers or the mark's place are not what an audit needs; names file and key.
-        AlignmentError: values of unequal token length, or joined with the text beside them.
+        AlignmentError: values joined with the text beside them, or the same tokens.
     """
     tokenizer, marked = subject.tokenizer, content.fields(where)
     for field in marked:
@@ -145,7 +148,7 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
         fields,
         _answer_ids(content, base, tokenizer, where),
         template is not None,
-        tuple(_warnings(content, marked, base, subject)),
+        (*_warnings(content, marked, base, subject), *(field.uneven for field in fields if field.uneven)),
     )
 
 
@@ -218,11 +221,12 @@ def _audit_field(
         old, new = (placed.value_ids(context, value, tokenizer) for value in (field.old, field.new))
     except (ConfigError, AlignmentError) as error:
         raise type(error)(f"{where}: prompt: {error}") from None
+    uneven = ""
     if len(old) != len(new):
-        raise AlignmentError(
-            f"{where}: prompt: the values of {field.name!r} differ in length: {_shown(old, tokenizer)} is "
-            f"{len(old)} and {_shown(new, tokenizer)} is {len(new)} tokens long; "
-            f"{_advice(field, placed, context, tokenizer)}."
+        uneven = (
+            f"The values of {field.name!r} differ in length: {_shown(old, tokenizer)} is {len(old)} and "
+            f"{_shown(new, tokenizer)} is {len(new)} tokens long, so notes are not located and edits alone are "
+            f"assessed; {_advice(field, placed, context, tokenizer)}."
         )
     if old == new:
         raise AlignmentError(
@@ -240,7 +244,7 @@ def _audit_field(
     behind = names[names.index(line_end) + 1 :]
     # Behind every field: an erratum in front of another field's line would be older news than that line.
     insert = next((name for name in ("task", "chat_middle", "cue") if name in behind), behind[-1])
-    return AuditField(field, placed, context, donor, insert, alone)
+    return AuditField(field, placed, context, donor, insert, alone, uneven)
 
 
 def _shown(ids: Sequence[int], tokenizer: Any) -> str:

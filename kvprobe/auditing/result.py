@@ -17,8 +17,10 @@ class Dependence(StrEnum):
     """The decision changes with the field, as the file says it should."""
     WRONG = "wrong"
     """A decision is not the one that the file calls right."""
+    MARGIN_ONLY = "margin only"
+    """No decision turns, but the margin moves the right way by many noise floors."""
     SAME = "same"
-    """The field moves the margin and does not turn the decision."""
+    """The field does not turn the decision, nor move the margin enough, or the right way, to be followed."""
     NONE = "none"
     """The field moves nothing beyond the noise floor."""
     ELSEWHERE = "elsewhere"
@@ -31,9 +33,9 @@ class Safety(StrEnum):
     """Whether an edit method may be used for a field."""
 
     SAFE = "safe"
-    """The oracle's decision in both directions, its margin nearly, and no move where the value did not change."""
+    """The oracle's decision in both directions at nearly its margin or a clearer one, not weakened by a restatement."""
     FRAGILE = "fragile"
-    """All decisions are right and a margin is far from what it should be."""
+    """All decisions are right and a margin falls far short of what it should be."""
     UNSAFE = "unsafe"
     """A decision is wrong."""
     IMPOSSIBLE = "impossible"
@@ -180,7 +182,7 @@ class FieldAudit(_Plain):
     @property
     def judged(self) -> bool:
         """Whether anything beyond the dependence was measured."""
-        return bool(self.methods)
+        return bool(self.tokens or self.methods)
 
     def set(self, name: str) -> SetReading:
         """One of `sets` by its name."""

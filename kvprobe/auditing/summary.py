@@ -36,22 +36,25 @@ def _pieces(result: AuditResult) -> Iterator[RenderableType]:
 
 
 def _details(field: FieldAudit) -> Iterator[RenderableType]:
-    yield Text.assemble(
-        "\n",
-        ("Where the notes are", "bold"),
-        " (recovery when only this token comes from the prompt with the new value)",
-    )
-    yield _heat(field)
-    parts = sorted(field.segments, key=lambda part: -part.recovery)[:_LISTED]
-    rows = [(part.name, part.text, fixed(part.recovery)) for part in parts if part.recovery >= 0.005]
-    yield plain_table("Whole parts patched", ("part", "text", "recovery"), rows)
+    if field.tokens:
+        yield Text.assemble(
+            "\n",
+            ("Where the notes are", "bold"),
+            " (recovery when only this token comes from the prompt with the new value)",
+        )
+        yield _heat(field)
+        parts = sorted(field.segments, key=lambda part: -part.recovery)[:_LISTED]
+        rows = [(part.name, part.text, fixed(part.recovery)) for part in parts if part.recovery >= 0.005]
+        yield plain_table("Whole parts patched", ("part", "text", "recovery"), rows)
+    if not field.methods:
+        return
     columns = ("method", "old→new", "new→old", "restated", "tokens", "FLOPs", "seconds")
     table = plain_table("Edit methods, cheapest first (costs relative to a new prefill)", columns, [])
     for method in field.methods:
         name = f"{method.name} *" if method.name == field.cheapest else method.name
         table.add_row(Text(f"{method.safety.sign} {name}", _STYLES[method.safety]), *_numbers(method))
     yield table
-    yield Text("* cheapest safe  ✓ safe  ~ decisions right, margin off  ✗ a wrong decision  – impossible", "dim")
+    yield Text("* cheapest safe  ✓ safe  ~ decisions right, margin short  ✗ a wrong decision  – impossible", "dim")
     impossible = [method for method in field.methods if method.safety is Safety.IMPOSSIBLE]
     for method in impossible:
         yield Text(f"{method.name}: {method.reason}", "dim")
@@ -60,7 +63,7 @@ def _details(field: FieldAudit) -> Iterator[RenderableType]:
 def _numbers(method: MethodReading) -> tuple[str, ...]:
     if method.forward is None or method.backward is None:
         return ("–",) * 6
-    moved = max((trial.recovery for trial in method.restated), key=abs)
+    moved = max(trial.recovery for trial in method.restated)
     shares = (method.token_share, method.flops_share, method.seconds_share)
     recoveries = (method.forward.recovery, method.backward.recovery, moved)
     return (*map(fixed, recoveries), *(f"{share:.0%}" for share in shares))

@@ -18,8 +18,10 @@ from kvprobe.auditing.result import (
 from kvprobe.runs.config import GateConfig
 
 TOLERANCE = 0.25
-"""Largest deviation of a recovery from 1, or from 0 for a restated value. With margins of equal size the decision would
-change at twice this deviation."""
+"""How far a recovery may fall short of 1, or a restated value weaken the margin. With margins of equal size the
+decision would change at twice this deviation. A margin that an edit leaves clearer than a new prefill is no fault."""
+_NEARLY_A_PREFILL = 0.75
+"""Share of a prefill's FLOPs from which on an edit is not worth its trouble."""
 _NO_EDIT = ("stale", "full_reprefill")
 
 
@@ -35,6 +37,8 @@ def dependence(found: FieldAudit, answer_mass: float) -> Dependence:
         return Dependence.NONE
     if decisions[0] == decisions[1] or found.stale.margin >= -floor or found.oracle.margin <= floor:
         turned_back = found.stale.margin > floor and found.oracle.margin < -floor
+        if found.oracle.margin - found.stale.margin > GateConfig().moved_floors * floor:
+            return Dependence.MARGIN_ONLY
         return Dependence.WRONG if turned_back else Dependence.SAME
     return Dependence.DEPENDS if found.expected in (None, decisions) else Dependence.WRONG
 
@@ -63,14 +67,14 @@ def judged_safety(forward: Trial, backward: Trial, restated: Sequence[Trial]) ->
     for trial in restated:
         if not trial.right:
             return Safety.UNSAFE, f"restating the value changes the decision from {trial.oracle} to {trial.decision}"
-    off = {way: trial.recovery for way, trial in ways.items() if abs(trial.recovery - 1) > TOLERANCE}
+    off = {way: trial.recovery for way, trial in ways.items() if trial.recovery < 1 - TOLERANCE}
     if off:
         told = " and ".join(f"{recovery:.2f} ({way})" for way, recovery in off.items())
         return Safety.FRAGILE, f"the decisions are right, but the recovery is {told} instead of 1"
-    moved = max((trial.recovery for trial in restated), key=abs)
-    if abs(moved) > TOLERANCE:
-        return Safety.FRAGILE, f"the decisions are right, but restating the value moves the margin by {moved:.2f}"
-    return Safety.SAFE, "right in both directions, and restating the value changes nothing"
+    moved = max(trial.recovery for trial in restated)
+    if moved > TOLERANCE:
+        return Safety.FRAGILE, f"the decisions are right, but restating the value weakens the margin by {moved:.2f}"
+    return Safety.SAFE, "right in both directions, and restating the value weakens nothing"
 
 
 def erratum_reading(field: AuditField, methods: Sequence[MethodReading]) -> ErratumReading | None:
@@ -97,12 +101,14 @@ def erratum_place(field: AuditField) -> str:
 
 def conclude(found: FieldAudit, answer_mass: float) -> FieldAudit:
     """The field with its cheapest safe method and its conclusions, a sentence each."""
+    if found.dependence is Dependence.MARGIN_ONLY:
+        return found.model_copy(update={"conclusions": (_margin_only(found), *_notes(found))})
     if found.dependence is not Dependence.DEPENDS:
         return found.model_copy(update={"conclusions": (_no_verdict(found, answer_mass),)})
     safe = [method for method in found.methods if method.safety is Safety.SAFE and method.name not in _NO_EDIT]
     cheapest = safe[0].name if safe else None
     found = found.model_copy(update={"cheapest": cheapest})
-    sentences = (_depends(found), _notes(found), _in_place(found), _cheapest(found), _erratum(found))
+    sentences = (_depends(found), *_notes(found), _in_place(found), _cheapest(found), _erratum(found))
     return found.model_copy(update={"conclusions": sentences})
 
 
@@ -111,6 +117,15 @@ def _depends(found: FieldAudit) -> str:
     return (
         f"The decision depends on {found.name}: {brief(found.old)} leads to {stale.decision} and {brief(found.new)} to "
         f"{oracle.decision} (margins {stale.margin:+.2f} and {oracle.margin:+.2f} logits)."
+    )
+
+
+def _margin_only(found: FieldAudit) -> str:
+    stale, oracle = found.stale, found.oracle
+    return (
+        f"Margin only, no decision turns: it is {stale.decision} for {brief(found.old)} and {oracle.decision} for "
+        f"{brief(found.new)}, but the margin moves by {oracle.margin - stale.margin:+.2f} logits towards the new "
+        f"value's answer (noise floor {noise(found):.2g}). What follows is about that margin; edits are not assessed."
     )
 
 
@@ -154,7 +169,9 @@ def _no_verdict(found: FieldAudit, answer_mass: float) -> str:
             )
 
 
-def _notes(found: FieldAudit) -> str:
+def _notes(found: FieldAudit) -> tuple[str, ...]:
+    if not found.sets:
+        return ()
     field, rest = found.set("field").recovery, _recovery(found, "downstream")
     shares = f"the field's own cache entries carry {fixed(field)} of the effect, the entries after it {fixed(rest)}"
     if rest >= 1 - TOLERANCE > field:
@@ -170,7 +187,8 @@ def _notes(found: FieldAudit) -> str:
         for token in strongest
         if (token.recovery or 0.0) > max(0.02, resolution(found))
     ]
-    return f"{where}. " + (f"Strongest later tokens: {', '.join(told)}." if told else "No later token stands out.")
+    strongest_told = f"Strongest later tokens: {', '.join(told)}." if told else "No later token stands out."
+    return (f"{where}. {strongest_told}",)
 
 
 def resolution(found: FieldAudit) -> float:
@@ -192,6 +210,11 @@ def _cheapest(found: FieldAudit) -> str:
     if found.cheapest is None:
         return "No cheaper edit is safe; prefill the whole prompt again."
     method = found.method(found.cheapest)
+    if method.flops_share >= _NEARLY_A_PREFILL:
+        return (
+            f"The cheapest safe edit, {method.name}, costs nearly a new prefill ({method.flops_share:.0%} of its "
+            "FLOPs); prefill again."
+        )
     fragile = [other for other in found.methods if other.safety is Safety.FRAGILE and other.flops < method.flops]
     sentence = (
         f"The cheapest safe edit is {method.name}: {method.token_share:.0%} of the tokens, {method.flops_share:.0%} of "

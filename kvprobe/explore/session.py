@@ -22,7 +22,7 @@ from kvprobe.engine.operations import overwrite
 from kvprobe.engine.readout import read as read_logits
 from kvprobe.engine.receipt import Receipt
 from kvprobe.engine.sweep import run_patches
-from kvprobe.errors import ConfigError, UnknownNameError
+from kvprobe.errors import AlignmentError, ConfigError, UnknownNameError
 from kvprobe.explore.state import Choice, State
 from kvprobe.models.subject import Subject
 from kvprobe.probes.kit.decisions import patched_margins
@@ -144,7 +144,10 @@ class Session:
         fields = {field.marked.name: field for field in prompt.fields}
         if wanted and wanted not in fields:
             raise UnknownNameError("field", wanted, fields)
-        return prompt, fields[wanted] if wanted else prompt.fields[0]
+        field = fields[wanted] if wanted else prompt.fields[0]
+        if field.uneven:
+            raise AlignmentError(field.uneven)
+        return prompt, field
 
     def prepared(self, state: State) -> Prepared:
         """The prompt and the field of a state, decided with the old and with the new value.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from copy import deepcopy
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +24,8 @@ import kvprobe.auditing as package
 from kvprobe.auditing import AuditResult, Dependence, Safety, audit, measure
 from kvprobe.auditing.methods import REFERENCE
 from kvprobe.auditing.prompt import make_ready
-from kvprobe.auditing.verdict import conclude
+from kvprobe.auditing.result import Trial
+from kvprobe.auditing.verdict import conclude, judged_safety
 from kvprobe.cli import audit as command
 from kvprobe.cli import look
 from kvprobe.cli.app import app
@@ -173,6 +175,58 @@ def test_a_wrong_decision_concludes_nothing(tmp_path: Path) -> None:
     assert "No further conclusions are drawn" in field.conclusions[0]
 
 
+def test_a_margin_that_moves_is_located_where_no_decision_turns(two_methods: None) -> None:
+    """A model that prefers one answer whatever the prompt says, by more than the field moves."""
+    subject = deepcopy(micro("note-taker"))
+    (whole,) = audit(subject, EXAMPLE).fields
+    (favourite,) = subject.tokenizer.encode(f" {whole.answers[0]}", add_special_tokens=False)
+
+    def prefer(module: object, given: object, logits: torch.Tensor) -> torch.Tensor:
+        return logits + 100.0 * torch.nn.functional.one_hot(torch.tensor(favourite), logits.shape[-1]).to(logits)
+
+    subject.model.get_output_embeddings().register_forward_hook(prefer)
+    (field,) = audit(subject, EXAMPLE).fields
+    assert field.dependence is Dependence.MARGIN_ONLY
+    assert field.stale.decision == field.oracle.decision == whole.answers[0]
+    assert field.set("downstream").recovery == pytest.approx(whole.set("downstream").recovery, abs=1e-3)
+    assert not field.methods
+    assert field.conclusions[0].startswith("Margin only, no decision turns")
+    assert "Margin only" in audit_page(audit(subject, EXAMPLE))
+
+
+@pytest.mark.parametrize(
+    ("ways", "restated", "safety"),
+    [
+        ((1.0, 1.0), (0.0, 0.0), Safety.SAFE),
+        ((2.0, 1.6), (-0.9, 0.1), Safety.SAFE),
+        ((0.8, 0.76), (0.2, 0.0), Safety.SAFE),
+        ((0.7, 1.0), (0.0, 0.0), Safety.FRAGILE),
+        ((1.0, 1.0), (0.0, 0.3), Safety.FRAGILE),
+    ],
+)
+def test_a_clearer_margin_than_a_prefill_s_is_no_fault(
+    ways: tuple[float, float], restated: tuple[float, float], safety: Safety
+) -> None:
+    forward, backward, *others = (Trial(decision="a", oracle="a", recovery=recovery) for recovery in (*ways, *restated))
+    assert judged_safety(forward, backward, others)[0] is safety
+
+
+def test_values_of_unequal_length_are_edited_and_not_located(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("{{foreign|domestic}}", "{{foreign|domestic domestic}}")
+    assert text != EXAMPLE.read_text()
+    result = audit(micro("reader"), written(tmp_path, text))
+    (field,) = result.fields
+    assert any("'foreign' is 1 and 'domestic' 'domestic' is 2 tokens long" in warning for warning in result.warnings)
+    assert field.dependence is Dependence.DEPENDS
+    assert not field.tokens
+    assert not field.sets
+    assert field.method("full_downstream").safety is Safety.SAFE
+    assert field.method("full_downstream").forward.recovery == pytest.approx(1, abs=1e-3)  # type: ignore[union-attr]
+    assert field.method("full_downstream").backward.recovery == pytest.approx(1, abs=1e-3)  # type: ignore[union-attr]
+    assert "Edit methods" in audit_page(result)
+    assert "Where the notes are" not in audit_page(result)
+
+
 RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the origin.\n"
 
 
@@ -189,10 +243,6 @@ RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the or
         ("prompt: 'x {{a|b|c}}'\nanswers: [d, e]", r"0 marks were found; '\{\{a\|b\|c\}\}' is none.*no \| or brace"),
         ("prompt: x\ncue: '{{a|b}}'\nanswers: [d, e]", r"that of the cue does not count"),
         ("prompt: 'x {{a|b}}'\nanswers: [c, d]\nanswers: [e, f]", r"line 3: the key 'answers' stands twice"),
-        (
-            f"prompt: |\n  origin: {{{{{'foreign ' * 99}|foreign}}}}\n  {RULE}answers: [inspect, release]",
-            r"(?!(.*'foreign'){15}).*'foreign' \.\.\. is 99 and 'foreign' is 1 tokens long",
-        ),
         ("name: x\nprompt: order: {{a|b}}", r"line 2 is not valid YAML"),
         ("- a list", r"must hold the keys prompt and answers"),
         ("prompt: '{{a|b}} and {{a|b}}'\nanswers: [c, d]", r"each needs a name"),
@@ -200,10 +250,6 @@ RULE = "If the parcel origin is foreign, then inspect.\n  Task: decide by the or
         ("prompt: 'x {{a|b}}'\nanswers: [c, d]\nerratum: now new", r"no \{value\} in it"),
         ("prompt: 'x {{cue: a|b}}'\nanswers: [c, d]", r"is reserved by kvprobe"),
         (f"prompt: |\n  origin: {{{{foreign|new york}}}}\n  {RULE}answers: [inspect, release]", r"does not know"),
-        (
-            f"prompt: |\n  origin: {{{{foreign|out of}}}}\n  {RULE}answers: [inspect, release]",
-            r"'foreign' is 1 and 'out' 'of' is 2 tokens long; choose values of equal token length",
-        ),
         (
             f"prompt: |\n  origin: {{{{foreign|poor}}}}\n  {RULE}answers: [inspect it, inspect]",
             r"begin with the same token",
