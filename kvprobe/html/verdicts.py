@@ -28,7 +28,7 @@ def run_html(result: RunResult) -> str:
         title=f"{result.config.name} {result.hash[:8]}",
         question=result.config.question,
         counts=count_sentence(result.verdicts),
-        reason="",
+        reason=result.altered,
         models=list(result.models.values()),
         folder=str(result.folder),
         **_claims(result.verdicts),

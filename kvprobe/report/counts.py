@@ -15,7 +15,7 @@ TITLES: dict[ClaimKind | None, str] = {
     ClaimKind.IDENTITY: "Checks, true by construction",
 }
 CHANGED = "‡"
-"""Marks a claim that was made or changed after the first cell was measured."""
+"""Marks a claim that was made, changed or withdrawn after the first cell was measured."""
 _SHORT = {
     ClaimKind.PAPER: "paper",
     ClaimKind.CRITIQUE: "controls",

@@ -82,9 +82,11 @@ def section_markdown(section: SectionResult, folder: Path, pages: Sequence[Page]
         link = (result.folder / SUMMARY_FILE).relative_to(folder)
         rows.append((f"[{result.config.name}]({link})", result.config.question, f"`{command_of(result)}`"))
     rows += [(failure.experiment, f"failed: {failure.message}", "") for failure in section.failures]
+    warnings = [f"**Warning: {result.config.name}: {result.altered}**" for result in section.results if result.altered]
     main, *others = [_page_markdown(page) for page in pages] or [""]
     parts = [
         f"# {section.name}",
+        *warnings,
         findings_markdown(section.results),
         main,
         "## Verdicts",

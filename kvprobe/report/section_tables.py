@@ -23,7 +23,8 @@ _KEY = (
     f"{HEADLINE} headline claim. p adj.: two-sided p value of the claim's boundary, adjusted for multiple testing "
     "(Holm over the section's headline claims, Benjamini-Hochberg within an experiment for the others); – no test. "
     f"{LOST} the adjusted p value no longer supports the verdict. {ALIKE} the claim comes out alike on the models "
-    f"set by hand, with notes and without. {CHANGED} the claim was made or changed after the first cell was measured."
+    f"set by hand, with notes and without. {CHANGED} the claim was made, changed or withdrawn after "
+    "the first cell was measured."
 )
 _COUNTS = "n/cl/excl: included measurements / independent clusters / excluded by the gate."
 
@@ -145,6 +146,8 @@ def _heading(result: RunResult, *, in_full: bool) -> Iterator[Text]:
         yield Text(result.config.name, "bold underline")
         return
     yield Text.assemble((result.config.name, "bold underline"), (f"  {result.config.question}", "dim"))
+    if result.altered:
+        yield Text(f"Warning: {result.altered}", "bold red")
     gates = [(short(model.name), model.gate) for model in result.models.values() if model.gate is not None]
     pairs = ", ".join(f"{name} {gate.included} of {gate.generated}" for name, gate in gates)
     yield Text(f"included pairs: {pairs or 'none'}", "dim")

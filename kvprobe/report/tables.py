@@ -106,6 +106,8 @@ def verdict_tables(result: RunResult, width: int = 80) -> Group:
             *plain, verdict = _cells(line)
             table.add_row(*plain, Text(verdict, STYLES[line.outcome][1]))
         tables.append(table)
+    if result.altered:
+        tables.insert(0, Text(f"Warning: {result.altered}", "bold red"))
     return Group(*tables, Text(count_sentence(result.verdicts)), Text(_KEY, "dim"))
 
 
@@ -155,6 +157,8 @@ def verdict_markdown(result: RunResult) -> str:
         lines = map(VerdictLine.of, verdicts)
         rows = [(f"`{line.statement}`{line.history}", *_cells(line), line.source) for line in lines]
         parts.append(f"{TITLES[kind]}:\n\n{markdown_table(('claim', *_COLUMNS, 'source'), rows)}")
+    if result.altered:
+        parts.insert(0, f"**Warning: {result.altered}**")
     return "\n\n".join([*parts, f"{count_sentence(result.verdicts)}\n\n{_KEY}."])
 
 

@@ -60,6 +60,7 @@ class Explanation:
             f"config: {self.config}",
             f"rows: {len(self.rows)} in {result.folder / 'rows.parquet'}",
             *(f"{name}: {effect} ({effect.method}); {chosen_by(effect)}" for name, effect in self.effects.items()),
+            *([f"WARNING: {result.altered}"] if result.altered else []),
             *disagreements(result, self.effects, self.verdicts),
             *(f"{v.model}: {v.statement}: {v.word}. {v.reason}{_p_line(v)}{_history(v)}" for v in self.verdicts),
             *(_model_line(model) for model in self.models),
@@ -85,7 +86,7 @@ def disagreements(result: RunResult, effects: Mapping[str, Effect], verdicts: Se
             told.append(f"WARNING: {name}: the summary holds {stored.name} as {stored}, but its rows give {made}.")
     claims = {claim.id: claim for claim in result.config.claims}
     for v in verdicts:
-        if v.effect is not None:
+        if v.effect is not None and v.claim in claims:
             judged = judge(claims[v.claim], v.model, [v.effect], beside=Standing(v.tier, v.paper_model)).outcome
             if judged is not v.outcome and (judged.decided or v.outcome.decided):
                 told.append(f"WARNING: {v.model}: the summary says of {v.claim} {v.outcome}, its interval {judged}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from kvprobe.errors import ConfigError
@@ -23,6 +24,8 @@ def judged(
 ) -> tuple[Verdict, ...]:
     """A verdict for each claim and each model it is about, claim by claim, p values adjusted.
 
+    What was claimed when the first cell was measured and is not any more is judged too.
+
     Args:
         config: the experiment.
         probe: that measured.
@@ -33,9 +36,10 @@ def judged(
         ConfigError: a claim is about an effect that the probe does not measure.
     """
     verdicts = []
-    for claim, model, beside in _asked(config, models):
+    for claim, model, beside in _asked(config.claims, models):
         verdict = _judged(claim, model, beside, probe)
         verdicts.append(_with_history(verdict, claim, model, probe, first))
+    verdicts += _of_withdrawn(config, models, probe, first)
     return tuple(adjust(verdicts, config.statistics.false_discovery_rate))
 
 
@@ -49,13 +53,14 @@ def judged_again(result: RunResult) -> RunResult:
     probe = make_probe(config)
     models = {name: _read_again(model, result) for name, model in result.models.items()}
     verdicts, first = [], registration(result.folder)
-    for claim, model, beside in _asked(config, list(models.values())):
+    for claim, model, beside in _asked(config.claims, list(models.values())):
         try:
             verdict = _judged(claim, model, beside, probe)
         except ConfigError:
             unmeasured = f"This run did not measure {claim.parsed.effect}; run the experiment again."
             verdict = not_applicable(claim, model.name, unmeasured, beside)
         verdicts.append(_with_history(verdict, claim, model, probe, first))
+    verdicts += _of_withdrawn(config, list(models.values()), probe, first)
     return replace(
         result,
         config=config,
@@ -76,9 +81,20 @@ def claims_of_today(config: ExperimentConfig) -> list[Claim]:
         return config.claims
 
 
-def _asked(config: ExperimentConfig, models: Sequence[ModelResult]) -> Iterator[tuple[Claim, ModelResult, Standing]]:
+def _of_withdrawn(
+    config: ExperimentConfig, models: Sequence[ModelResult], probe: Probe, first: Registration
+) -> Iterator[Verdict]:
+    for claim, model, beside in _asked(first.withdrawn(config.claims), models):
+        # Another probe, or other parameters, may have run under the experiment's name.
+        with suppress(ConfigError):
+            verdict = _judged(claim, model, beside, probe)
+            told = f"withdrawn {first.when_withdrawn(claim)}, after the first cell was measured"
+            yield replace(verdict, changed=told)
+
+
+def _asked(claims: Sequence[Claim], models: Sequence[ModelResult]) -> Iterator[tuple[Claim, ModelResult, Standing]]:
     beside = {model.name: standing(model.name) for model in models}
-    for claim in config.claims:
+    for claim in claims:
         for model in models:
             if claim.about(model.name, beside[model.name].paper_model):
                 yield claim, model, beside[model.name]

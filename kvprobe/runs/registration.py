@@ -28,10 +28,12 @@ class Registration:
     Args:
         claims: by id; empty where no log says them, so that nothing can be told of changes.
         since: by id and statement, when a later claim was made first, as `2026-12-01 09:30`.
+        gone: by id, when one was first left out.
     """
 
     claims: Mapping[str, Claim] = field(default_factory=dict)
     since: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     def changed(self, claim: Claim) -> bool:
         """Whether the claim is not what it was, or was not made then."""
@@ -41,6 +43,10 @@ class Registration:
     def when(self, claim: Claim) -> str:
         """When it was made, where it was changed."""
         return self.since.get((claim.id, claim.statement), "later")
+
+    def when_withdrawn(self, claim: Claim) -> str:
+        """When it was not claimed any more."""
+        return self.gone.get(claim.id, "later")
 
     def withdrawn(self, claims: Sequence[Claim]) -> list[Claim]:
         """What was claimed then and is not any more."""
@@ -65,12 +71,17 @@ def registration(folder: Path) -> Registration:
     if not made:
         return Registration()
     first = max((place for place in made if place < measured), default=made[0])
+    claims = {claim["id"]: _read(claim) for claim in events[first]["claims"]}
     since: dict[tuple[str, str], str] = {}
+    gone: dict[str, str] = {}
     for place in made:
         if place > first:
-            for claim in events[place]["claims"]:
-                since.setdefault((claim["id"], claim["statement"]), events[place]["time"][:16].replace("T", " "))
-    return Registration({claim["id"]: _read(claim) for claim in events[first]["claims"]}, since)
+            when, told = events[place]["time"][:16].replace("T", " "), events[place]["claims"]
+            for claim in told:
+                since.setdefault((claim["id"], claim["statement"]), when)
+            for name in claims.keys() - {claim["id"] for claim in told}:
+                gone.setdefault(name, when)
+    return Registration(claims, since, gone)
 
 
 def is_news(claims: Sequence[Claim], entries: Iterable[Mapping[str, Any]]) -> bool:

@@ -18,8 +18,8 @@ from kvprobe.errors import StoreError
 from kvprobe.runs.claims import Claim
 from kvprobe.runs.judgement import claims_of_today, judged_again
 from kvprobe.runs.registration import CLAIMS, is_news, told_to_the_log
-from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, find_runs, load_result
-from kvprobe.runs.store import LOG, SHORT_HASH, json_bytes, parquet_bytes, write_atomically
+from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, UNSIGNED, find_runs, load_result
+from kvprobe.runs.store import LOG, SHORT_HASH, json_bytes, parquet_bytes, signed, write_atomically
 
 _COLOURS = 64
 _DRAWN_AGAIN = ("*.png", "*.svg", "*.md")
@@ -41,7 +41,7 @@ def release(results_dir: str | Path) -> list[Path]:
         The folders of the runs.
 
     Raises:
-        StoreError: there is no finished run, or a file cannot be read or written.
+        StoreError: there is no finished run, one was changed since, or a file cannot be read or written.
     """
     root = Path(results_dir)
     runs = [root] if (root / SUMMARY).is_file() else find_runs(root)
@@ -81,11 +81,14 @@ def light_png(data: bytes) -> bytes:
 def _lightened(folder: Path) -> Path:
     """Write the run in its light form; returns where it is then."""
     stored = load_result(folder)
+    if stored.altered not in ("", UNSIGNED):
+        raise StoreError(f"{folder}: {stored.altered}")
     _lighten_log(folder / LOG, stored.config.claims, claims_of_today(stored.config))
     result = judged_again(stored)
-    write_atomically(folder / SUMMARY, json_bytes(result.to_record(light=True)))
+    rows = parquet_bytes(_of_experiment(pq.read_table(folder / ROWS), result.hash))
+    write_atomically(folder / SUMMARY, json_bytes(signed(result.to_record(light=True), rows)))
     write_atomically(folder / CONFIG, result.config.to_yaml().encode())
-    write_atomically(folder / ROWS, parquet_bytes(_of_experiment(pq.read_table(folder / ROWS), result.hash)))
+    write_atomically(folder / ROWS, rows)
     for pattern in _DRAWN_AGAIN:
         for file in folder.glob(pattern):
             file.unlink()

@@ -22,13 +22,15 @@ from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.gate import MARGIN_ONLY, GateReport, Grade
 from kvprobe.runs.readings import EffectsOfRows, read_effects
 from kvprobe.runs.records import StoredEffect
-from kvprobe.runs.store import read_json
+from kvprobe.runs.store import is_signed, read_json
 from kvprobe.stats import Effect
 from kvprobe.viewing import Viewable
 
 SUMMARY = "summary.json"
 ROWS = "rows.parquet"
 CONFIG = "config.yaml"
+ALTERED = f"{SUMMARY} and {ROWS} of this run do not match, so one was changed since; run it again."
+UNSIGNED = f"{SUMMARY} of this run is not signed, so an earlier version wrote it or it was changed; run it again."
 
 
 class Status(StrEnum):
@@ -129,6 +131,7 @@ class RunResult(Viewable):
         models: by name, in the experiment's order.
         verdicts: one for each claim and model, p values adjusted.
         provenance: code commit and dirty flag, package versions, seed, threads.
+        altered: one sentence where summary or rows are not known to be as the run wrote them; else empty.
     """
 
     config: ExperimentConfig
@@ -137,6 +140,7 @@ class RunResult(Viewable):
     models: dict[str, ModelResult]
     verdicts: tuple[Verdict, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
+    altered: str = field(default="", compare=False)
 
     @property
     def effects(self) -> dict[str, list[Effect]]:
@@ -180,7 +184,7 @@ class RunResult(Viewable):
             "source": self.config.source,
             "config": self.config.model_dump(mode="json", exclude={"source", "profile"}),
             "models": models,
-            "verdicts": [_verdict_record(verdict) for verdict in self.verdicts],
+            "verdicts": [_verdict_record(verdict, self.config) for verdict in self.verdicts],
             "provenance": self.provenance,
         }
 
@@ -210,7 +214,18 @@ def load_result(folder: str | Path) -> RunResult:
         raise StoreError(f"{path / SUMMARY} cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise StoreError(f"{path / SUMMARY} is damaged; delete it and run the experiment again.") from error
-    return RunResult(config, record["hash"], path, models, verdicts, record["provenance"])
+    altered = _altered(record, path)
+    return RunResult(config, record["hash"], path, models, verdicts, record["provenance"], altered)
+
+
+def _altered(record: Mapping[str, Any], folder: Path) -> str:
+    try:
+        rows = (folder / ROWS).read_bytes()
+    except OSError:
+        return ""  # told by whoever reads them
+    if is_signed(record, rows):
+        return ""
+    return ALTERED if "sha256" in record else UNSIGNED
 
 
 def _read_model(record: Mapping[str, Any], config: ExperimentConfig, folder: Path) -> ModelResult:
@@ -237,21 +252,23 @@ def effects_of_rows(model: ModelResult, config: ExperimentConfig, folder: Path) 
     return read_effects(make_probe(config), counting, config.statistics, model.gate)
 
 
-def _verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """What its claim and its model's effects do not say already."""
+def _verdict_record(verdict: Verdict, config: ExperimentConfig) -> dict[str, Any]:
+    """What its claim and its model's effects do not say already; of a withdrawn claim all."""
     record = _VERDICT.dump_python(verdict, mode="json")
-    own = {key: value for key, value in record.items() if key not in _TOLD_BY_CLAIM}
+    told = _TOLD_BY_CLAIM if any(claim.id == verdict.claim for claim in config.claims) else ()
+    own = {key: value for key, value in record.items() if key not in told}
     return {**own, "effect": verdict.effect.name if verdict.effect else None}
 
 
 def _read_verdict(
     record: Mapping[str, Any], config: ExperimentConfig, models: Mapping[str, ModelResult], beside: Standing
 ) -> Verdict:
-    claim = next(claim for claim in config.claims if claim.id == record["claim"])
+    claim = next((claim for claim in config.claims if claim.id == record["claim"]), None)
     effect = record["effect"]
     if isinstance(effect, str):
         effect = next(one for one in models[record["model"]].stored_effects if one.name == effect)
-    return _VERDICT.validate_python({**record, **told_by(claim, record["model"], beside), "effect": effect})
+    told = told_by(claim, record["model"], beside) if claim else {}
+    return _VERDICT.validate_python({**record, **told, "effect": effect})
 
 
 def _standing_of(record: Mapping[str, Any]) -> Standing:

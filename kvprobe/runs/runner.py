@@ -30,7 +30,7 @@ from kvprobe.runs.results import (
     failure_of,
 )
 from kvprobe.runs.section import SectionResult, in_order, section_name
-from kvprobe.runs.store import Store, concatenated
+from kvprobe.runs.store import Store, concatenated, json_bytes, parquet_bytes, signed
 from kvprobe.runs.subjects import SubjectLoader
 
 ExecutorName = Literal["processes", "ray"]
@@ -273,7 +273,8 @@ def _conclude(plan: Plan, store: Store, outcomes: Sequence[ModelOutcome]) -> Run
     table = concatenated([outcome.rows for outcome in outcomes])
     if table.num_rows:
         table = table.add_column(0, "experiment", pa.array([config.hash] * table.num_rows))
-    store.write_table(ROWS, table)
+    rows = parquet_bytes(table)
+    store.write_bytes(ROWS, rows)
     models = [outcome.result for outcome in outcomes]
     result = RunResult(
         config=config,
@@ -288,5 +289,5 @@ def _conclude(plan: Plan, store: Store, outcomes: Sequence[ModelOutcome]) -> Run
             "threads": provenance.threads(),
         },
     )
-    store.write_json(SUMMARY, result.to_record())
+    store.write_bytes(SUMMARY, json_bytes(signed(result.to_record(), rows)))
     return result

@@ -143,13 +143,9 @@ class Store:
             file.unlink(missing_ok=True)
             lock.release()
 
-    def write_table(self, name: str, table: pa.Table) -> Path:
-        """Write `table` as `name` in the experiment's folder."""
-        return self._write(self.folder / name, parquet_bytes(table))
-
-    def write_json(self, name: str, content: Any) -> Path:
-        """Write `content` as `name` in the experiment's folder."""
-        return self._write(self.folder / name, json_bytes(content))
+    def write_bytes(self, name: str, data: bytes) -> Path:
+        """Write `data` as `name` in the experiment's folder."""
+        return self._write(self.folder / name, data)
 
     def write_text(self, name: str, text: str) -> Path:
         """Write `text` as `name` in the experiment's folder."""

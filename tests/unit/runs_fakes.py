@@ -67,7 +67,7 @@ class WordTokenizer:
     def encode(self, text: str, **_: Any) -> list[int]:
         return self(text)["input_ids"]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
         return "".join(self.words[token] for token in ids)
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:

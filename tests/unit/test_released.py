@@ -25,6 +25,7 @@ def test_every_experiment_was_run_once() -> None:
 def test_a_released_run_is_whole(folder: Path) -> None:
     result = load_result(folder)
     assert result.config.profile is None
+    assert result.altered == ""
     assert not result.provenance["code"]["dirty"]
     assert all(model.status is not Status.FAILED for model in result.models.values())
     for model in result.models.values():

@@ -7,15 +7,25 @@ import shutil
 from pathlib import Path
 
 import matplotlib as mpl
+import pyarrow.parquet as pq
 import pytest
 import runs_fakes
 import yaml
+from report_fakes import finished_run
+from rich.console import Console
 from runs_fakes import FakeProbe, config, load_subject
 
 from kvprobe.errors import StoreError, UnknownNameError
+from kvprobe.html.page.write import page_html
+from kvprobe.report.section import section_markdown
+from kvprobe.report.section_tables import section_table
+from kvprobe.report.tables import verdict_tables
+from kvprobe.report.write import summary_markdown
 from kvprobe.runs import load_config, preparation, provenance, run_experiment
 from kvprobe.runs.explain import explain, figure_metadata
-from kvprobe.runs.results import SUMMARY, RunResult, find_runs
+from kvprobe.runs.release import release
+from kvprobe.runs.results import ALTERED, ROWS, SUMMARY, UNSIGNED, RunResult, find_runs, load_result
+from kvprobe.runs.section import SectionResult
 
 mpl.use("Agg")
 MODELS = ["red", "hub/model"]
@@ -81,6 +91,43 @@ def test_a_summary_that_its_rows_do_not_give_is_told(result: RunResult, tmp_path
     file.write_text(json.dumps(summary))
     (told,) = warnings()
     assert "but its rows give" in told
+
+
+@pytest.mark.parametrize("what", ["verdict", "provenance", "identity", "gate", "rows", "signature"])
+def test_a_run_that_was_changed_since_says_so_wherever_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    result = finished_run(tmp_path, monkeypatch)
+    assert load_result(result.folder).altered == ""
+    file = result.folder / SUMMARY
+    summary = json.loads(file.read_text())
+    if what == "verdict":
+        summary["verdicts"][0]["outcome"] = "open"
+    elif what == "provenance":
+        summary["provenance"]["code"] = {"version": "9", "commit": "0" * 40, "dirty": False}
+    elif what == "identity":
+        summary["models"][0]["identity"]["weights_sha256"] = "0" * 64
+    elif what == "gate":
+        summary["models"][0]["gate"]["included"] += 1
+    elif what == "rows":
+        rows = pq.read_table(result.folder / ROWS)
+        pq.write_table(rows.slice(1), result.folder / ROWS)
+    else:
+        del summary["sha256"]
+    file.write_text(json.dumps(summary))
+    altered = load_result(result.folder)
+    assert altered.altered == (UNSIGNED if what == "signature" else ALTERED)
+    console, section, root = Console(width=200), SectionResult("section3", (altered,)), result.folder.parents[1]
+    with console.capture() as shown:
+        console.print(verdict_tables(altered), section_table(section, 200))
+    assert shown.get().count(altered.altered) == 2
+    assert altered.altered in summary_markdown(altered)
+    assert altered.altered in section_markdown(section, root, ())
+    assert altered.altered in page_html([section], root, [])
+    assert f"WARNING: {altered.altered}" in explain(result.folder).lines()
+    if what != "signature":
+        with pytest.raises(StoreError, match="do not match"):
+            release(result.folder)
 
 
 def test_a_cell(result: RunResult, tmp_path: Path) -> None:

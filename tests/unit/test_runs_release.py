@@ -120,6 +120,7 @@ def test_claims_of_today_are_judged_on_what_was_measured(tmp_path: Path, section
     for verdict in old["verdicts"]:
         verdict["outcome"] = {"holds": "reproduced", "fails": "contradicted"}.get(verdict["outcome"], "inconclusive")
         del verdict["tier"], verdict["paper_model"], verdict["p_reason"]
+    del old["sha256"]
     moved = before.folder.rename(before.folder.parent / "0123456789ab")
     (moved / SUMMARY).write_text(json.dumps({**old, "source": str(file), "hash": "0123456789ab" * 5}))
     assert [v.outcome for v in load_result(moved).verdicts] == [v.outcome for v in before.verdicts]

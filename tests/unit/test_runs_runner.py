@@ -573,6 +573,15 @@ def test_claims_changed_after_the_first_cell_say_what_they_were(tmp_path: Path, 
     assert "The claim was changed" in line
     assert "marked ‡" in summary_markdown(again)
     assert first["statement"] in summary_markdown(again)
+    # One that is left out is judged all the same.
+    without = run(tmp_path, {"claims": [first]})
+    (gone,) = {verdict.changed for verdict in without.verdicts if verdict.claim == other["id"]}
+    assert re.fullmatch(r"withdrawn \d{4}-\d\d-\d\d \d\d:\d\d, after the first cell was measured", gone)
+    assert load_result(without.folder).verdicts == without.verdicts
+    assert f"`{other['statement']}` ({gone})" in summary_markdown(without)
+    assert f"The claim was {gone}." in "".join(explain(f"fake/red/{other['id']}", tmp_path).lines())
+    outcomes = {(verdict.claim, verdict.model): verdict.outcome for verdict in without.verdicts}
     # Back to what it was, nothing is changed.
     back = run(tmp_path, before)
+    assert outcomes == {(verdict.claim, verdict.model): verdict.outcome for verdict in back.verdicts}
     assert not any(verdict.changed for verdict in back.verdicts)

@@ -174,7 +174,8 @@ def _shown(
 
 def _experiment(result: RunResult, verdicts: Sequence[Verdict], made: ExperimentData) -> dict[str, Any]:
     """What the page's template shows of an experiment."""
-    problems, svg = list(made.problems), result.folder / f"{result.config.name}.svg"
+    problems = [*filter(None, [result.altered]), *made.problems]
+    svg = result.folder / f"{result.config.name}.svg"
     try:
         figure = _packed(svg.read_bytes())
     except OSError:

@@ -59,7 +59,8 @@ class Verdict(Viewable):
         p_benjamini_hochberg: adjusted within the experiment.
         p_holm: adjusted within the headline claims, of the experiment or, in a section's registry, of the section.
         level: error rate that an adjusted p is held against.
-        changed: where the claim was made or changed after the first cell was measured, when and what it said before.
+        changed: where the claim was made, changed or withdrawn after the first cell was measured, when and what it said
+            before.
         margin_only: whether the model is measured on margins and no decision turns.
         shown_in: in a section's registry, the experiment that shows the same measurement first and counts it.
     """
