@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,13 @@ class Prefills:
         prefixes: passes over beginnings that several prompts share; `None` until one is first needed.
         prompts: passes over whole prompts, of which the cache holds what comes after the beginning; the oldest go
             when they take more than a gigabyte.
+        apart: what changes the logits of all passes now; those under something else are not taken for these.
     """
 
     prefixes: dict[tuple[int, ...], Pass | None] = field(default_factory=dict)
-    prompts: OrderedDict[tuple[int, ...], Pass] = field(default_factory=OrderedDict)
+    prompts: OrderedDict[Hashable, Pass] = field(default_factory=OrderedDict)
     taken: int = 0
+    apart: Hashable = None
 
     def prefill(self, ids: Sequence[int], run: Run) -> Pass | None:
         """The prefill of a prompt that has one of the beginnings; `None` for any other.
@@ -46,16 +49,17 @@ class Prefills:
             return None
         start = self.prefixes[prefix] or run(prefix, None)
         self.prefixes[prefix] = start
-        if key in self.prompts:
-            kept = self.prompts[key]
+        name = key, self.apart
+        if name in self.prompts:
+            kept = self.prompts[name]
             return replace(kept, cache=KVCache.join([start.cache, kept.cache]))
         whole = run(key[len(prefix) :], start.cache)
-        self._keep(key, prefix, whole)
+        self._keep(key, len(prefix), whole)
         return whole
 
-    def _keep(self, key: tuple[int, ...], prefix: tuple[int, ...], whole: Pass) -> None:
-        rest = whole.cache.take(torch.arange(len(prefix), len(key)))  # a slice would keep all of it
-        self.prompts[key] = replace(whole, cache=rest)
+    def _keep(self, key: tuple[int, ...], start: int, whole: Pass) -> None:
+        rest = whole.cache.take(torch.arange(start, len(key)))  # a slice would keep all of it
+        self.prompts[key, self.apart] = replace(whole, cache=rest)
         self.taken += rest.nbytes
         while self.taken > _KEPT_BYTES:
             self.taken -= self.prompts.popitem(last=False)[1].cache.nbytes
@@ -70,6 +74,17 @@ def share_prefixes(subject: Subject, prefixes: Sequence[Sequence[int]]) -> None:
     for prefix in prefixes:
         if prefix:
             kept.prefixes.setdefault(tuple(prefix), None)
+
+
+@contextmanager
+def kept_apart(subject: Subject, what: Hashable) -> Iterator[None]:
+    """Keep prefills under something that changes logits apart from all others, until the context ends."""
+    kept = subject.kept.setdefault(_NAME, Prefills())
+    before, kept.apart = kept.apart, what
+    try:
+        yield
+    finally:
+        kept.apart = before
 
 
 def kept_prefills(subject: Subject) -> Prefills | None:

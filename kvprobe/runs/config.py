@@ -79,6 +79,8 @@ class ExperimentConfig(BaseModel):
             template's arguments.
         worked_cases: skeletons, other than those scored, of which both values are told with their answers as turns of
             the chat before every prompt.
+        calibrate: whether the model's bias towards either answer, measured on content-free prompts, is taken off the
+            logits; see `kvprobe.probes.calibration`.
         block_size: pairs per cell; a cell is what an interrupted run loses at most.
         profile: the profile that was applied when the file was read.
         source: the file it was read from.
@@ -98,6 +100,7 @@ class ExperimentConfig(BaseModel):
     claims: list[Claim] = Field(default_factory=list)
     chat: bool | dict[str, Any] = True
     worked_cases: int = Field(default=0, ge=0)
+    calibrate: bool = False
     block_size: int = Field(default=8, ge=1)
     profile: str | None = None
     source: str = ""
@@ -150,8 +153,9 @@ class ExperimentConfig(BaseModel):
         """sha256 of all that is measured and how; not of the claims on it, nor of where the file lies."""
         content = self.model_dump(mode="json", exclude={"source", "profile", "claims"})
         # Keys of later versions, at their defaults, measure what was measured before.
-        if not self.worked_cases:
-            content.pop("worked_cases")
+        for key in ("worked_cases", "calibrate"):
+            if not content[key]:
+                content.pop(key)
         content["gate"] = {
             key: value
             for key, value in content["gate"].items()

@@ -23,6 +23,7 @@ from kvprobe.errors import (
 )
 from kvprobe.models.subject import Subject
 from kvprobe.probes.base import Probe
+from kvprobe.probes.calibration import calibrated, told
 from kvprobe.runs import events
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.executors import Crew, ModelTask, TaskOutcome, spread
@@ -33,7 +34,6 @@ from kvprobe.runs.results import ModelOutcome, ModelResult, Status, failure_of
 from kvprobe.runs.store import DamagedCellError, concatenated, table_of
 from kvprobe.runs.subjects import SubjectLoader
 from kvprobe.stats import Effect
-from kvprobe.tasks.pairs import Pair
 
 # These are about the request, not about one cell: every cell would fail alike, so the experiment ends.
 _FATAL = (ConfigError, UnknownNameError, StoreError)
@@ -179,7 +179,7 @@ class _ModelRun:
         if not prepared.pairs:
             return None
         config = self._plan.config
-        cause, rows = self._crew.do(_preview, self._name, self._plan.probe, config.statistics.cluster, prepared.pairs)
+        cause, rows = self._crew.do(_preview, self._plan.probe, config.statistics.cluster, prepared)
         count = {"generated": len(self._plan.pairs), "unaligned": prepared.unaligned}
         if cause:
             _, gate = apply_gate(pd.DataFrame(), config.gate, config.statistics, **count)
@@ -223,10 +223,10 @@ def _prepare(load_subject: SubjectLoader, plan: Plan, name: str) -> Preparation:
 
 
 def _preview(
-    load_subject: SubjectLoader, name: str, probe: Probe, cluster: str, pairs: Sequence[Pair]
+    load_subject: SubjectLoader, probe: Probe, cluster: str, prepared: Preparation
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Why the model cannot be asked at all, and rows for the gate; none where only measuring tells, or all is well."""
-    subject, rows = load_subject(name), []
+    subject, pairs, rows = load_subject(prepared.name), prepared.pairs, []
     if (cause := probe.refusal(subject, pairs[0])) is not None:
         return cause, []
     if isinstance(subject, Subject):
@@ -236,7 +236,8 @@ def _preview(
         except UnsupportedError as error:
             return str(error), []
     for index, pair in enumerate(pairs[:_PREVIEWED]):
-        seen = probe.preview(subject, pair)
+        with calibrated(subject, prepared.offsets):
+            seen = probe.preview(subject, pair)
         if seen is None:
             return None, []
         rows.append({"pair": index, cluster: getattr(pair.scenario, cluster, index), **seen})
@@ -255,7 +256,9 @@ def _measure_cell(load_subject: SubjectLoader, probe: Probe, cell: Cell, emit: C
         subject = load_subject(cell.model)
         if prefixes := {pair.shared_prefix for pair in cell.pairs if pair.shared_prefix}:
             share_prefixes(subject, sorted(prefixes))
-        rows = labelled(probe.measure(subject, cell.pairs, progress), cell)
+        offsets = {int(token): offset for token, offset in cell.content.get("offsets", {}).items()}
+        with calibrated(subject, offsets):
+            rows = labelled(probe.measure(subject, cell.pairs, progress), cell)
         table_of(rows)  # refuses what is not a number before anything is written
     except _FATAL:
         raise
@@ -280,7 +283,7 @@ def _reason(gate: GateReport, prepared: Preparation, failures: Sequence[str]) ->
     parts = []
     if failures:
         parts.append(f"{len(failures)} of its cells failed. {failures[0]}")
-    parts.append(gate.reason)
+    parts += [gate.reason, *filter(None, [told(prepared.offsets, prepared.pairs)])]
     if prepared.unaligned and gate.measured:
         parts.append(f"{prepared.unaligned} of {gate.generated} pairs do not align with its tokenizer.")
     elif prepared.unaligned and not prepared.pairs:

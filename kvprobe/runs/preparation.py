@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvprobe.engine.planner import peak_bytes
+from kvprobe.engine.prefills import share_prefixes
 from kvprobe.errors import AlignmentError, ConfigError, KvprobeError, ModelSourceError, did_you_mean
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.subject import Subject
 from kvprobe.probes.base import PROBES, Probe
+from kvprobe.probes.calibration import Offsets, answer_offsets
 from kvprobe.runs import provenance
 from kvprobe.runs.config import ExperimentConfig
 from kvprobe.runs.validation import validated
@@ -56,6 +58,7 @@ class Preparation:
         pairs: aligned, in the task's order.
         unaligned: prompt pairs that this tokenizer does not align.
         first_misfit: what was wrong with the first of them.
+        offsets: of the answers' logits, by token id; empty unless they are calibrated.
         peak_bytes: of weights, caches and passes at their largest, as the planner foresees them; `None` without pairs.
     """
 
@@ -66,6 +69,7 @@ class Preparation:
     unaligned: int
     first_misfit: str
     peak_bytes: int | None = None
+    offsets: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,10 @@ def prepare(
             misfits.append(str(error))
     identity = provenance.identity_record(subject)
     first_misfit, peak = misfits[0] if misfits else "", _peak_bytes(subject, aligned)
-    return Preparation(name, subject, identity, tuple(aligned), len(misfits), first_misfit, peak)
+    if prefixes := {pair.shared_prefix for pair in aligned if pair.shared_prefix}:
+        share_prefixes(subject, sorted(prefixes))
+    offsets = answer_offsets(subject, aligned) if config.calibrate and aligned else {}
+    return Preparation(name, subject, identity, tuple(aligned), len(misfits), first_misfit, peak, offsets)
 
 
 def _peak_bytes(subject: Any, pairs: Sequence[Pair]) -> int | None:
@@ -229,6 +236,8 @@ def make_cells(prepared: Preparation, probe: Probe, config: ExperimentConfig) ->
         "source": provenance.source_hash(),
         "packages": provenance.package_versions(),
     }
+    if prepared.offsets:
+        common["offsets"] = {str(token): offset for token, offset in prepared.offsets.items()}
     cells = []
     size = block_size(probe, config, len(prepared.pairs))
     for block, first in enumerate(range(0, len(prepared.pairs), size)):
