@@ -22,7 +22,7 @@ from kvprobe.engine.operations import overwrite
 from kvprobe.engine.readout import read as read_logits
 from kvprobe.engine.receipt import Receipt
 from kvprobe.engine.sweep import run_patches
-from kvprobe.errors import AlignmentError, ConfigError, UnknownNameError
+from kvprobe.errors import ConfigError, UnknownNameError, UnsupportedError
 from kvprobe.explore.state import Choice, State
 from kvprobe.models.subject import Subject
 from kvprobe.probes.kit.decisions import patched_margins
@@ -77,7 +77,7 @@ class Decided:
 
     Attributes:
         answer: the likeliest.
-        probabilities: of each answer, of the whole vocabulary.
+        probabilities: of each answer in all its spellings, of the whole vocabulary.
         margin: logit of the new value's answer less that of the old value's.
         recovery: of the margin's way to that of the new value; `None` where that is no way beyond the noise.
         says: the likeliest token of all.
@@ -144,10 +144,7 @@ class Session:
         fields = {field.marked.name: field for field in prompt.fields}
         if wanted and wanted not in fields:
             raise UnknownNameError("field", wanted, fields)
-        field = fields[wanted] if wanted else prompt.fields[0]
-        if field.uneven:
-            raise AlignmentError(field.uneven)
-        return prompt, field
+        return prompt, fields[wanted] if wanted else prompt.fields[0]
 
     def prepared(self, state: State) -> Prepared:
         """The prompt and the field of a state, decided with the old and with the new value.
@@ -179,7 +176,10 @@ class Session:
 
         Raises:
             ConfigError: the prompt has no such cache entry, or the model no such layer.
+            UnsupportedError: the values differ in length, so that there is no entry for an entry.
         """
+        if prepared.field.uneven:
+            raise UnsupportedError(prepared.field.uneven)
         pair, layers = prepared.read.pair, range(self.subject.layers)
         places = pair.field.positions if choice.positions is None else sorted(set(choice.positions))
         outside = [place for place in places if not 0 <= place < pair.decision_position]
@@ -197,7 +197,7 @@ class Session:
         """The decision of the old prompt with the chosen cache entries taken from the one with the new value.
 
         Raises:
-            ConfigError: see `chosen`.
+            ConfigError, UnsupportedError: see `chosen`.
         """
         places, layers = self.chosen(prepared, choice)
         pair, donor = prepared.read.pair, self._donor(prepared, choice.part)
@@ -250,7 +250,10 @@ class Session:
             margin = read_logits(logits, pair.base_answer_id, pair.donor_answer_id).margin
         told = reading(self.subject, prepared.prompt, logits, margin)
         chances = logits.double().softmax(-1)
-        probabilities = {answer: float(chances[number]) for answer, number in prepared.prompt.answer_ids.items()}
+        ids = {
+            answer: {spelled[answer] for spelled in prepared.prompt.spelled} for answer in prepared.prompt.answer_ids
+        }
+        probabilities = {answer: float(chances[list(numbers)].sum()) for answer, numbers in ids.items()}
         way = found.oracle.margin - found.stale.margin
         recovery = (margin - found.stale.margin) / way if prepared.moves else None
         return Decided(told.decision, probabilities, margin, recovery, told.says)

@@ -36,10 +36,12 @@ def events(session: Session, state: State) -> Iterator[Event]:
     yield _progress("reading the prompt with both values", None)
     prepared = session.prepared(state)
     yield _prompt_event(session, prepared, state)
-    yield _tried_event("transplant", prepared, session.transplanted(prepared, state.choice))
+    even = not prepared.field.uneven
+    if even:
+        yield _tried_event("transplant", prepared, session.transplanted(prepared, state.choice))
     yield _progress(f"editing by {state.choice.method}", 0.1)
     yield _edit_event(session, prepared, state.choice.method)
-    if prepared.moves:
+    if even and prepared.moves:
         for values in session.heat(prepared, state.choice):
             yield _progress("transplanting each token alone", 0.2 + 0.8 * len(values) / len(prepared.reach))
         yield _heat_event(prepared, values)
@@ -53,7 +55,7 @@ def _progress(stage: str, fraction: float | None) -> Event:
 def _prompt_event(session: Session, prepared: Prepared, state: State) -> Event:
     pair, found = prepared.read.pair, prepared.read.found
     old, new = session.unedited(prepared)
-    places, layers = session.chosen(prepared, state.choice)
+    places, layers = ((), (0, 0)) if prepared.field.uneven else session.chosen(prepared, state.choice)
     return {
         "event": "prompt",
         "name": prepared.prompt.content.name or "prompt",
@@ -66,7 +68,7 @@ def _prompt_event(session: Session, prepared: Prepared, state: State) -> Event:
         "answers": list(prepared.prompt.answer_ids),
         "contrast": found.answers,
         "span": found.span,
-        "end": pair.decision_position,
+        "end": 0 if prepared.field.uneven else pair.decision_position,
         "positions": places,
         "layers": [layers[0], layers[-1], session.subject.layers - 1],
         "tokens": _tokens_html(shown_tokens(pair.base, pair.field), np.full(len(pair.base.token_ids), np.nan)),

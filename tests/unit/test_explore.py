@@ -222,3 +222,12 @@ def test_what_is_missing_is_told_before_a_model_is_loaded(monkeypatch: pytest.Mo
     result = CliRunner().invoke(app, ["explore"])
     assert result.exit_code == 1
     assert result.output == "Error: The page needs starlette and uvicorn: pip install 'kvprobe[explore]'.\n"
+
+
+def test_values_of_unequal_length_are_edited_and_not_transplanted() -> None:
+    prompt = read_prompt_file(EXAMPLE).with_new_value("parcel origin", "foreign domestic", "here")
+    found = shown(State(prompt=prompt))
+    assert (found["prompt"]["end"], found["prompt"]["positions"]) == (0, ())
+    assert any("differ in length" in told for told in found["prompt"]["warnings"])
+    assert not {"transplant", "heat"} & set(found)
+    assert found["edit"]["bar"]["margin"] != found["prompt"]["old"]["margin"]

@@ -93,6 +93,12 @@
       for (const [id, value] of [["first", first], ["last", last]]) Object.assign(at(id), { max: most, value });
       methods.value = choice.method ?? "erratum";
       drawTokens(event.tokens);
+      // Colours of another value, part or band stay on no token.
+      const told = JSON.stringify([event.field, field.new, event.layers, choice.part]);
+      if (told !== colored) for (const token of options()) token.style.cssText = "";
+      colored = told;
+      document.querySelector(".controls").hidden = !event.end;
+      at("transplant").hidden = !event.end;
       select(new Set(event.positions));
     },
     transplant(event) {
@@ -113,6 +119,7 @@
       shown.append(make("p", { className: "erratum" }, "An erratum reads ", make("code", {}, line), `, in front of ${before}.`));
       at("edit").replaceChildren(shown);
       drawBars();
+      now.classList.remove("old");
     },
     heat({ styles, titles, limit, strongest: found }) {
       strongest = found;
@@ -181,13 +188,13 @@
 
   // ---- tokens: a list box of which any set can be chosen
 
-  let drawn = "", active = 0, anchor = 0, dragged = null;
+  let drawn = "", colored = "", active = 0, anchor = 0, dragged = null;
   const options = () => box.querySelectorAll(".token");
   const open_ = (place) => place < prompt.end;
 
   function drawTokens(html) {
-    if (html === drawn) return;
-    drawn = html;
+    if (html + prompt.end === drawn) return;
+    drawn = html + prompt.end;
     box.innerHTML = html;
     const list = box.firstElementChild;
     Object.assign(list, { role: "listbox", tabIndex: 0, ariaMultiSelectable: "true", ariaLabel: "Tokens of the prompt" });
