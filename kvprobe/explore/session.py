@@ -13,7 +13,7 @@ from kvprobe.auditing.measure import FieldRead, read_field, reading
 from kvprobe.auditing.methods import methods_to_try
 from kvprobe.auditing.prompt import AuditField, AuditPrompt, make_ready
 from kvprobe.auditing.result import Dependence
-from kvprobe.auditing.verdict import conclude, noise
+from kvprobe.auditing.verdict import conclude
 from kvprobe.edit.base import Edited
 from kvprobe.engine.cache import KVCache, LayerKV
 from kvprobe.engine.forward import prefill
@@ -58,9 +58,8 @@ class Prepared:
 
     @property
     def moves(self) -> bool:
-        """Whether the margins of the two values differ by more than noise, so that there is a way to recover."""
-        found = self.read.found
-        return abs(found.oracle.margin - found.stale.margin) > noise(found)
+        """Whether the margin goes a way between the two values of which an audit would tell a recovery."""
+        return self.read.found.dependence in (Dependence.DEPENDS, Dependence.MARGIN_ONLY)
 
     @property
     def problem(self) -> str:
@@ -79,7 +78,7 @@ class Decided:
         answer: the likeliest.
         probabilities: of each answer in all its spellings, of the whole vocabulary.
         margin: logit of the new value's answer less that of the old value's.
-        recovery: of the margin's way to that of the new value; `None` where that is no way beyond the noise.
+        recovery: of the margin's way to that of the new value; `None` where an audit would tell none.
         says: the likeliest token of all.
     """
 

@@ -38,6 +38,7 @@ def events(session: Session, state: State) -> Iterator[Event]:
     yield _prompt_event(session, prepared, state)
     even = not prepared.field.uneven
     if even:
+        yield _progress("transplanting the chosen tokens", 0.05)
         yield _tried_event("transplant", prepared, session.transplanted(prepared, state.choice))
     yield _progress(f"editing by {state.choice.method}", 0.1)
     yield _edit_event(session, prepared, state.choice.method)

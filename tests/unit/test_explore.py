@@ -25,7 +25,7 @@ from kvprobe.errors import ConfigError
 from kvprobe.explore import Choice, Session, State, read_state
 from kvprobe.explore.shown import Event, events
 from kvprobe.models.loader import load_subject
-from kvprobe.tasks.own_prompt import PromptFile, read_prompt_file
+from kvprobe.tasks.own_prompt import Answers, PromptFile, read_prompt_file
 
 server = pytest.importorskip("kvprobe.explore.server", reason="starlette and uvicorn are not installed")
 EXAMPLE = Path(auditing.__file__).parent / "example.yaml"
@@ -222,6 +222,14 @@ def test_what_is_missing_is_told_before_a_model_is_loaded(monkeypatch: pytest.Mo
     result = CliRunner().invoke(app, ["explore"])
     assert result.exit_code == 1
     assert result.output == "Error: The page needs starlette and uvicorn: pip install 'kvprobe[explore]'.\n"
+
+
+def test_where_an_audit_concludes_nothing_no_recovery_is_told() -> None:
+    prompt = read_prompt_file(EXAMPLE).model_copy(update={"answers": Answers(old="release", new="inspect")})
+    found = shown(State(prompt=prompt))
+    assert found["prompt"]["problem"] == audit(session().subject, prompt).fields[0].conclusions[0]
+    assert found["transplant"]["bar"]["recovery"] is None
+    assert "heat" not in found
 
 
 def test_values_of_unequal_length_are_edited_and_not_transplanted() -> None:
