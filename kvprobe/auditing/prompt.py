@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from kvprobe.errors import AlignmentError, ConfigError, KvprobeError
 from kvprobe.models.catalogue import model_config
 from kvprobe.models.subject import Subject
 from kvprobe.tasks.answers import spellings
-from kvprobe.tasks.chat import chat_wrapped
-from kvprobe.tasks.context import Context, TokenizedContext, encode_segment, show_tokens, tokenize
+from kvprobe.tasks.chat import chat_wrapped, messages_wrapped
+from kvprobe.tasks.context import Context, Segment, TokenizedContext, encode_segment, show_tokens, tokenize
 from kvprobe.tasks.encoding import control_tokens
-from kvprobe.tasks.own_prompt import MarkedField, PromptFile
+from kvprobe.tasks.own_prompt import MarkedField, PromptFile, Turn
 
 _TOLD = 12
 _RESERVED = re.compile(r"task|cue|chat_prefix|chat_middle|line \d+|(before|after|erratum of) .*")
@@ -128,9 +129,17 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
     template = _chat_arguments(subject) if chat and getattr(tokenizer, "chat_template", None) else None
     context, placed = _laid_out(content, marked, where)
 
+    if content.messages and template is None:
+        raise ConfigError(f"{where}: messages: they need a chat template; use the model's, or give a prompt instead.")
+
     def written(text: Context) -> TokenizedContext:
-        wrapped = text if template is None else chat_wrapped(text, tokenizer, **template)
-        return tokenize(wrapped, tokenizer, placed)
+        if template is None:
+            return tokenize(text, tokenizer, placed)
+        if not content.messages:
+            return tokenize(chat_wrapped(text, tokenizer, **template), tokenizer, placed)
+        tools = {"tools": list(content.tools)} if content.tools else {}
+        turns, cue = _by_message(content.messages, text)
+        return tokenize(messages_wrapped(turns, cue, tokenizer, **template, **tools), tokenizer, placed)
 
     try:
         base = written(context)
@@ -150,6 +159,22 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
         template is not None,
         (*_warnings(content, marked, base, subject), *(field.uneven for field in fields if field.uneven)),
     )
+
+
+def _by_message(
+    messages: Sequence[Turn], context: Context
+) -> tuple[list[tuple[dict[str, Any], list[Segment]]], list[Segment]]:
+    """The segments of each message, without a last line break that is not its own, and the cue."""
+    segments = iter(context.segments)
+    turns = []
+    for message in messages:
+        own: list[Segment] = []
+        while sum(segment.text.count("\n") for segment in own) < message.lines.count("\n"):
+            own.append(next(segments))
+        if message.lines != message.content:
+            own[-1] = dataclasses.replace(own[-1], text=own[-1].text.removesuffix("\n"))
+        turns.append((message.model_dump(exclude={"content"}), [segment for segment in own if segment.text]))
+    return turns, list(segments)
 
 
 def _chat_arguments(subject: Subject) -> dict[str, Any]:
@@ -181,18 +206,28 @@ def _parts(content: PromptFile, marked: list[MarkedField]) -> list[Part]:
 
     The last line that says something is the task, if it has no mark; empty lines behind it belong to it.
     """
-    text = content.prompt.rstrip("\n") + "\n"
+    text = content.prompt if content.messages else content.prompt.rstrip("\n") + "\n"
     lines = [(found.start(), found.end()) for found in re.finditer(r"[^\n]*\n", text)]
     marks = list(zip(content.marks, marked, strict=True))
+    users = _lines_of_last_user(content.messages, len(lines))
     last = max(number for number, (start, end) in enumerate(lines, 1) if text[start:end].strip())
+    task = max((number for number in users if text[slice(*lines[number - 1])].strip()), default=last)
     parts: list[Part] = []
     for number, (start, end) in enumerate(lines, 1):
         inside = [(mark, field) for mark, field in marks if field.line == number]
         if inside:
             parts += _line_parts(text, start, end, inside)
-        elif number <= last:
-            parts.append(("task" if number == last else f"line {number}", text[start:end]))
+        elif number <= last or content.messages:
+            parts.append(("task" if number == task else f"line {number}", text[start:end]))
     return [*parts, ("cue", content.cue)] if content.cue else parts
+
+
+def _lines_of_last_user(messages: Sequence[Turn], count: int) -> range:
+    """Numbers of the lines in which an erratum may stand: of the last user message, or of a prompt without any."""
+    starts = [1, *itertools.accumulate((message.lines.count("\n") for message in messages), initial=1)][1:]
+    spans = [range(*ends) for ends in itertools.pairwise(starts)]
+    users = [span for span, message in zip(spans, messages, strict=True) if message.role == "user"]
+    return users[-1] if users else range(1, count + 1)
 
 
 def _line_parts(text: str, start: int, end: int, inside: Sequence[tuple[re.Match[str], MarkedField]]) -> Iterator[Part]:
@@ -243,7 +278,10 @@ def _audit_field(
     line_end = f"after {field.name}" if f"after {field.name}" in names else field.name
     behind = names[names.index(line_end) + 1 :]
     # Behind every field: an erratum in front of another field's line would be older news than that line.
+    # Inside a turn, never between two: what a template writes behind a turn begins with its end.
     insert = next((name for name in ("task", "chat_middle", "cue") if name in behind), behind[-1])
+    if insert == "chat_middle":
+        insert = next(name for name in behind if name.startswith("chat"))
     return AuditField(field, placed, context, donor, insert, alone, uneven)
 
 

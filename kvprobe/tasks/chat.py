@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -49,11 +49,7 @@ def chat_wrapped(context: Context, tokenizer: Any, **template_arguments: Any) ->
             f"The tokenizer's chat template rewrites the text that it is given ({content.strip()[:_SHOWN]!r}); use "
             "chat: false for this model."
         )
-    if _OPEN_THOUGHT.search(middle):
-        raise AlignmentError(
-            f"The tokenizer's chat template opens a thought and leaves it open ({middle[-_SHOWN:]!r}), so the next "
-            "token is no decision; give the argument that closes it (enable_thinking: false), or use chat: false."
-        )
+    _refuse_open_thought(middle)
     cue = [segment for segment in context.segments if segment.name == "cue"]
     kept = _cut_to(body, start, start + len(said))
     around = Segment("chat_prefix", prefix, control=True), Segment("chat_middle", middle, control=True)
@@ -66,6 +62,45 @@ def chat_wrapped(context: Context, tokenizer: Any, **template_arguments: Any) ->
             Segment("chat_prefix", header, control=True),
         )
     return Context((*opening, *kept, around[1], *cue), opened=True)
+
+
+def messages_wrapped(
+    turns: Sequence[tuple[Mapping[str, Any], Sequence[Segment]]],
+    cue: Sequence[Segment],
+    tokenizer: Any,
+    **arguments: Any,
+) -> Context:
+    """A conversation as the tokenizer's chat template writes it, and the cue in the assistant's turn behind it.
+
+    Args:
+        turns: each message without its text, and the segments of its text. The template's own text between them becomes
+            the segments `chat_prefix`, `chat 1`, `chat 2`, ... and `chat_middle`.
+        cue: what the assistant's turn begins with.
+        tokenizer: with a chat template.
+        arguments: of the template, such as `tools`.
+
+    Raises:
+        AlignmentError: there is no template, it fails, rewrites a text that it is given, or leaves a thought open.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise AlignmentError("The tokenizer has no chat template to write messages with; give a prompt instead.")
+    said = ["".join(segment.text for segment in segments) for _, segments in turns]
+    messages = [{**message, "content": text} for (message, _), text in zip(turns, said, strict=True)]
+    text, end, written = _from_template(messages, tokenizer, arguments), 0, []
+    for number, ((message, segments), content) in enumerate(zip(turns, said, strict=True)):
+        start = text.find(content.strip(), end)
+        if start < 0 or not content.strip():
+            raise AlignmentError(
+                f"The tokenizer's chat template rewrites the {message.get('role')} message "
+                f"{content.strip()[:_SHOWN]!r}, or it is empty; write it as plain text."
+            )
+        kept = (text[start:].startswith(content.lstrip()) and content.lstrip()) or content.strip()
+        written.append(Segment(f"chat {number}" if number else "chat_prefix", text[end:start], control=True))
+        at = content.find(kept)
+        written += _cut_to(segments, at, at + len(kept))
+        end = start + len(kept)
+    _refuse_open_thought(text[end:])
+    return Context((*written, Segment("chat_middle", text[end:], control=True), *cue), opened=True)
 
 
 def told_plainly(context: Context) -> Context:
@@ -83,7 +118,18 @@ def _common_end(first: str, second: str) -> str:
 
 
 def _rendered(content: str, tokenizer: Any, arguments: dict[str, Any], before: Sequence[Message] = ()) -> str:
-    messages = [*before, {"role": "user", "content": content}]
+    return _from_template([*before, {"role": "user", "content": content}], tokenizer, arguments)
+
+
+def _refuse_open_thought(text: str) -> None:
+    if _OPEN_THOUGHT.search(text):
+        raise AlignmentError(
+            f"The tokenizer's chat template opens a thought and leaves it open ({text[-_SHOWN:]!r}), so the next "
+            "token is no decision; give the argument that closes it (enable_thinking: false), or use chat: false."
+        )
+
+
+def _from_template(messages: Sequence[Mapping[str, Any]], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments))
     except Exception as error:

@@ -45,13 +45,28 @@ class MarkedField:
     line: int
 
 
+class Turn(BaseModel):
+    """A message of a conversation: its role, its text, and what else the chat template reads (`tool_calls`, `name`)."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+    content: str
+
+    @property
+    def lines(self) -> str:
+        """The text, with a line break at its end where it has none."""
+        return self.content if self.content.endswith("\n") else f"{self.content}\n"
+
+
 class PromptFile(BaseModel):
     """The schema of a prompt file.
 
     Args:
         name: shown in tables and used as the cluster name; by default the file's name.
         prompt: the text, with the field marked as `{{old value|new value}}`. Several fields are marked each, with
-            their names: `{{status: pending|shipped}}`.
+            their names: `{{status: pending|shipped}}`. With `messages` it is their texts, one after the other.
+        messages: in place of `prompt`, a conversation that the model's chat template writes, with marks in its texts.
+        tools: what the chat template is told of tools, as JSON schemas.
         cue: the last words, after which the decision is the next word.
         answers: the two decisions; or a list of the possible ones, where it is the model that says which is right.
         erratum: the line that says a change, with `{value}` in it; with several fields one for each by its name.
@@ -62,7 +77,9 @@ class PromptFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: str = ""
-    prompt: str
+    prompt: str = ""
+    messages: tuple[Turn, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
     cue: str = "Answer:"
     answers: Answers | tuple[str, ...]
     erratum: str | dict[str, str] = ""
@@ -89,6 +106,13 @@ class PromptFile(BaseModel):
 
     @model_validator(mode="after")
     def _marked(self) -> PromptFile:
+        if self.messages:
+            told = "".join(turn.lines for turn in self.messages)
+            if self.prompt and self.prompt.count("\n") != told.count("\n"):
+                raise ValueError("give prompt or messages, not both")
+            self.prompt = self.prompt or told
+        elif self.tools:
+            raise ValueError("tools go with messages, which the chat template writes; give messages in place of prompt")
         if not self.prompt.strip():
             raise ValueError("prompt is empty; write the text, with the field marked as {{old value|new value}}")
         if not self.marks:
@@ -216,6 +240,8 @@ def prompt_pair(path: Path) -> PromptPair:
         ConfigError: the file is missing or not what the schema asks for, or marks more than one field.
     """
     content = read_prompt_file(path)
+    if content.messages:
+        raise ConfigError(f"{path}: messages: an experiment takes a prompt; `kvprobe audit` takes messages.")
     if len(content.marks) != 1:
         raise ConfigError(
             f"{path}: prompt: an experiment wants the field marked exactly once as {{{{old value|new value}}}}; "
