@@ -29,13 +29,16 @@ def events(session: Session, state: State) -> Iterator[Event]:
     Raises:
         KvprobeError: the state cannot be shown; in one sentence.
     """
-    started = time.perf_counter()
+    started, made_on = time.perf_counter(), state.choice.model
+    state = state.model_copy(update={"choice": state.choice.model_copy(update={"model": session.subject.name})})
     # A state that cannot be shown does not take the place of the one that is.
     session.ready(state)
     yield {"event": "state", "file": state.file(), "prompt": state.prompt_text()}
     yield _progress("reading the prompt with both values", None)
     prepared = session.prepared(state)
-    yield _prompt_event(session, prepared, state)
+    elsewhere = f"This state was made on {made_on}; it runs on {session.subject.name} here."
+    told = _prompt_event(session, prepared, state)
+    yield {**told, "warnings": [*told["warnings"], *([elsewhere] if made_on not in ("", session.subject.name) else [])]}
     even = not prepared.field.uneven
     if even:
         yield _progress("transplanting the chosen tokens", 0.05)

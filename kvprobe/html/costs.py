@@ -30,7 +30,7 @@ def receipt_html(receipt: Receipt, head: Sequence[tuple[str, str]] = ()) -> str:
         for key, count in counts.items()
     ]
     rows = [_row([share["label"], f"{share['count']}"], share["color"]) for share in shares]
-    cost = [("", f"{_scaled(receipt.flops)}FLOP"), ("", f"{receipt.seconds * 1000:.3g} ms")]
+    cost = [("", f"{_scaled(receipt.flops)}FLOP"), ("", _time(receipt.seconds))]
     return _facts([*head, *cost], rows, shares=shares, columns=("cache entries", "tokens") if rows else ())
 
 
@@ -73,7 +73,7 @@ def forward_html(result: Forward) -> str:
             _row(["attention", f"{len(result.attention)} layers of {list(result.attention[0].shape)}"], words=True)
         )
     head = [("", "Forward"), ("ran", f"{result.receipt.tokens_appended} tokens")]
-    cost = [("", f"{_scaled(result.receipt.flops)}FLOP"), ("", f"{result.receipt.seconds * 1000:.3g} ms")]
+    cost = [("", f"{_scaled(result.receipt.flops)}FLOP"), ("", _time(result.receipt.seconds))]
     return _facts([*head, *cost], rows)
 
 
@@ -93,6 +93,10 @@ def _answers(logs: Mapping[str, float], chances: Mapping[str, float]) -> list[di
 def _nats(value: float, sign: str = "") -> str:
     # Rounded first, or else a probability next to 1 would read -0.00.
     return f"{round(value, 2) + 0.0:{sign}.2f}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _scaled(count: float) -> str:

@@ -97,6 +97,7 @@ def test_edits_readings_and_heat_are_those_of_an_audit() -> None:
         )
     *_, values = session().heat(prepared, Choice())
     assert values == pytest.approx([token.recovery for token in field.tokens if token.recovery is not None])
+    assert len(shown(state())["prompt"]["warnings"]) == len(shown(state(model="another"))["prompt"]["warnings"]) - 1
     found = shown(state(positions=range(prepared.read.pair.field.end, prepared.reach.stop)))
     assert found["transplant"]["bar"]["recovery"] == pytest.approx(field.set("downstream").recovery)
     for kind, there in (("old", field.stale), ("new", field.oracle)):
