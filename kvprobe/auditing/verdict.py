@@ -96,7 +96,8 @@ def erratum_reading(field: AuditField, methods: Sequence[MethodReading]) -> Erra
 def erratum_place(field: AuditField) -> str:
     """What an erratum of the field goes in front of."""
     known = {"task": "the last line of the prompt", "cue": "the cue", "chat_middle": "the end of the user's turn"}
-    return known.get(field.insert_before, field.insert_before)
+    place = field.insert_before
+    return known.get(place, "the end of a later turn" if place.startswith("chat") else place)
 
 
 def conclude(found: FieldAudit, answer_mass: float) -> FieldAudit:
@@ -138,8 +139,7 @@ def _no_verdict(found: FieldAudit, answer_mass: float) -> str:
             return (
                 f"The answers together have {worst.mass:.1%} of the probability, below the required "
                 f"{answer_mass:.0%}; the most likely next token is {worst.says!r}. {nothing} Rewrite the cue so that "
-                "it asks for one of the answers (a worked example above it helps), use the chat template, or try a "
-                "larger model."
+                "it asks for one of the answers (a worked example above it helps), or try a larger model."
             )
         case Dependence.NOT_ASKED:
             return (

@@ -124,6 +124,18 @@ def test_concept_pages_explain_every_method(page: str, module: str, attribute: s
     assert set(getattr(importlib.import_module(module), attribute).names()) <= set(table)
 
 
+def test_the_method_page_counts_as_the_released_results_do() -> None:
+    told = (DOCS / "method.md").read_text()
+    word = re.compile(r"(\d+)\s+(?:are |is )?(hold|fail|open|need)")
+    for line in (ROOT / "results/released/README.md").read_text().splitlines():
+        if (section := re.match(r"\| \[section(\d)\]", line)) is None:
+            continue
+        said = re.search(rf"(?:out\*\* \(|\. )S{section[1]}[;:] (.*?)(?: S6:|\)\.\n)", told, re.DOTALL)[1]  # type: ignore[index]
+        *kinds, checks = line.split(" | ")[1:]
+        assert word.findall(said) == [pair for kind in kinds for pair in word.findall(kind)], section[0]
+        assert re.search(r"all (\d+)\s+checks pass", said)[1] == checks.split(" ")[0]  # type: ignore[index]
+
+
 def test_the_method_page_names_every_experiment() -> None:
     text = (DOCS / "method.md").read_text()
     experiments = {file.stem for file in (ROOT / "experiments").glob("section[3456]/*.yaml")}
