@@ -15,7 +15,7 @@ from report_fakes import finished_run
 from section_fakes import experiment
 from typer.testing import CliRunner, Result
 
-from kvprobe.cli import look, models, organisms, run
+from kvprobe.cli import look, main, models, organisms, run
 from kvprobe.cli.app import app
 from kvprobe.cli.live import LiveRun, time_left
 from kvprobe.runs import SectionResult, events, rehearsal
@@ -124,6 +124,20 @@ def test_ctrl_c_elsewhere_exits_with_130_too(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("kvprobe.models.cards.model_names", interrupted)
     assert call("models", "list").exit_code == 130
+
+
+def test_an_interrupt_before_anything_is_loaded_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "kvprobe.cli.audit":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kvprobe.cli.audit")
+    monkeypatch.delattr("kvprobe.cli.audit")
+    monkeypatch.setattr(sys, "meta_path", [Stop(), *sys.meta_path])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
 
 
 def test_an_interrupt_that_a_library_swallows_while_it_loads_still_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
