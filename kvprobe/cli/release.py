@@ -18,18 +18,21 @@ def release(results_dir: Annotated[Path, typer.Argument(help="Folder of results,
     Nothing is measured again. Sections' figures and tables are written anew. A README.md in the
     folder gets the counts of verdicts where it marks their place.
     """
-    from kvprobe.html.page import load_newest
     from kvprobe.report.counts import count_sentence
     from kvprobe.report.section import write_counts, write_section
     from kvprobe.runs.release import lighten_figures
     from kvprobe.runs.release import release as released
+    from kvprobe.runs.results import SUMMARY
     from kvprobe.runs.section import sections_of
 
+    one = (results_dir / SUMMARY).is_file()
     runs = released(results_dir)
-    size = sum(file.stat().st_size for folder in runs for file in folder.glob("*") if file.is_file())
+    size = sum(file.stat().st_size for run in runs for file in run.folder.glob("*") if file.is_file())
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     say(f"{count} in the light form: {size / 1e6:.1f} MB without cells.")
-    sections = sections_of(load_newest(results_dir)[0])
+    if one:
+        return
+    sections = sections_of([*{run.config.name: run for run in runs}.values()])
     for section in sections:
         for failure in write_section(section, results_dir).failures:
             say(f"{failure.experiment}: {failure.message}", err=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -117,14 +118,27 @@ def _counts_table(section: SectionResult) -> Table:
 
 
 def _counted(section: SectionResult) -> Iterator[list[str]]:
-    """Of each kind; of the headlines and of each model without checks."""
-    verdicts = counted(verdict for _, verdict in section.verdicts())
-    for kind, of_kind in by_kind(verdicts):
-        yield [TITLES[kind], *_count(of_kind)]
-    results = [verdict for verdict in verdicts if verdict.kind is not ClaimKind.IDENTITY]
-    yield [f"{HEADLINE} headlines", *_count([verdict for verdict in results if verdict.headline])]
-    for model in dict.fromkeys(verdict.model for verdict in results):
-        yield [short(model), *_count([verdict for verdict in results if verdict.model == model])]
+    for name, own in groups(verdict for _, verdict in section.verdicts()).items():
+        yield [name, *_count(own)]
+
+
+def groups(
+    verdicts: Iterable[Verdict], sections: Mapping[str, Iterable[Verdict]] = MappingProxyType({})
+) -> dict[str, list[Verdict]]:
+    """Those that count of each kind; without checks the headlines, those of each section and of each model."""
+    counting = counted(verdicts)
+    results = without_checks(counting)
+    return {
+        **{TITLES[kind]: own for kind, own in by_kind(counting)},
+        f"{HEADLINE} headlines": [verdict for verdict in results if verdict.headline],
+        **{name: without_checks(counted(own)) for name, own in sections.items()},
+        **{short(name): [v for v in results if v.model == name] for name in dict.fromkeys(v.model for v in results)},
+    }
+
+
+def without_checks(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Those on claims that could come out otherwise."""
+    return [verdict for verdict in verdicts if verdict.kind is not ClaimKind.IDENTITY]
 
 
 def _count(verdicts: Sequence[Verdict]) -> list[str]:

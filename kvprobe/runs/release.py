@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from kvprobe.errors import StoreError
 from kvprobe.runs.claims import Claim
 from kvprobe.runs.judgement import claims_of_today, judged_again
 from kvprobe.runs.registration import CLAIMS, is_news, told_to_the_log
-from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, UNSIGNED, find_runs, load_result
+from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, UNSIGNED, RunResult, find_runs, load_result
 from kvprobe.runs.store import LOG, SHORT_HASH, json_bytes, parquet_bytes, signed, write_atomically
 
 _COLOURS = 64
@@ -26,7 +27,7 @@ _DRAWN_AGAIN = ("*.png", "*.svg", "*.md")
 _OF_A_MACHINE = ("host", "process")
 
 
-def release(results_dir: str | Path) -> list[Path]:
+def release(results_dir: str | Path) -> list[RunResult]:
     """Write finished runs again in their light form, in place.
 
     Claims are those that the experiment's file makes today, judged from the rows; nothing is measured. The folder is
@@ -38,17 +39,17 @@ def release(results_dir: str | Path) -> list[Path]:
         results_dir: of all results, or of one run.
 
     Returns:
-        The folders of the runs.
+        The runs as they were judged, with all effects.
 
     Raises:
         StoreError: there is no finished run, one was changed since, or a file cannot be read or written.
     """
     root = Path(results_dir)
-    runs = [root] if (root / SUMMARY).is_file() else find_runs(root)
-    if not runs:
+    folders = [root] if (root / SUMMARY).is_file() else find_runs(root)
+    if not folders:
         raise StoreError(f"{root} holds no finished run; run an experiment first, or give another folder.")
     try:
-        runs = [_lightened(folder) for folder in runs]
+        runs = [_lightened(folder) for folder in folders]
         (root / "report.md").unlink(missing_ok=True)
         lighten_figures(root)
     except (OSError, ValueError) as error:
@@ -78,8 +79,8 @@ def light_png(data: bytes) -> bytes:
     return sink.getvalue()
 
 
-def _lightened(folder: Path) -> Path:
-    """Write the run in its light form; returns where it is then."""
+def _lightened(folder: Path) -> RunResult:
+    """Write the run in its light form."""
     stored = load_result(folder)
     if stored.altered not in ("", UNSIGNED):
         raise StoreError(f"{folder}: {stored.altered}")
@@ -92,7 +93,7 @@ def _lightened(folder: Path) -> Path:
     for pattern in _DRAWN_AGAIN:
         for file in folder.glob(pattern):
             file.unlink()
-    return folder.rename(folder.parent / result.hash[:SHORT_HASH])
+    return replace(result, folder=folder.rename(folder.parent / result.hash[:SHORT_HASH]), altered="")
 
 
 def _lighten_log(log: Path, then: Sequence[Claim], now: Sequence[Claim]) -> None:

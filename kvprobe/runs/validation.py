@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvprobe.errors import ConfigError
+from kvprobe.errors import ConfigError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 _MOST_SHOWN = 80
@@ -43,7 +42,7 @@ def validation_sentence(error: ValidationError, model: type[BaseModel], *, where
     if first["type"] == "extra_forbidden":
         owner = _model_at(model, first["loc"][:-1])
         known = sorted(owner.model_fields) if owner else []
-        return f"{where}: {path!r} is not a known key; {_nearest(str(first['loc'][-1]), known)}{others}"
+        return f"{where}: {path!r} is not a known key; {did_you_mean(str(first['loc'][-1]), known)}{others}"
     if first["type"] == "missing":
         return f"{where}: the key {path!r} is missing; add it{others}."
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
@@ -61,13 +60,6 @@ def dotted(location: Sequence[int | str], prefix: str = "") -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if nearest:
-        return f"did you mean {nearest[0]!r}?"
-    return f"known keys: {', '.join(known)}." if known else "remove it."
 
 
 def _model_at(model: type[BaseModel], location: Sequence[int | str]) -> type[BaseModel] | None:

@@ -15,7 +15,7 @@ from report_fakes import finished_run
 from section_fakes import experiment
 from typer.testing import CliRunner, Result
 
-from kvprobe.cli import look, main, models, organisms, run
+from kvprobe.cli import audit, look, main, models, organisms, run
 from kvprobe.cli.app import app
 from kvprobe.cli.live import LiveRun, time_left
 from kvprobe.runs import SectionResult, events, rehearsal
@@ -132,7 +132,7 @@ def test_an_interrupt_before_anything_is_loaded_is_silent(monkeypatch: pytest.Mo
             if name == "kvprobe.cli.audit":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "kvprobe.cli.audit")
+    monkeypatch.delitem(sys.modules, audit.__name__)
     monkeypatch.delattr("kvprobe.cli.audit")
     monkeypatch.setattr(sys, "meta_path", [Stop(), *sys.meta_path])
     with pytest.raises(SystemExit) as caught:

@@ -57,7 +57,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"modles": ["a"]}, "'modles' is not a known key; did you mean 'models'?"),
+        ({"modles": ["a"]}, "'modles' is not a known key; did you mean 'models'"),
         ({"statistics": {"confidense": 0.9}}, "'statistics.confidense' is not a known key; did you mean 'confidence'?"),
         ({"gate": {"oracle_accuracy": 2}}, "'gate.oracle_accuracy' is wrong"),
         ({"claims": [{"id": "x", "statement": "a < b"}]}, "'claims[0].statement' is wrong: cannot read the statement"),

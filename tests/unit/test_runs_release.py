@@ -52,7 +52,7 @@ def test_what_is_left_out_is_made_again(
     rows = pq.read_table(before.folder / ROWS)
     with (before.folder / LOG).open("a") as log:
         log.write(json.dumps({"event": "started", "machine": {"host": "secret", "process": 12345, "cores": 2}}) + "\n")
-    assert release(tmp_path) == [before.folder]
+    assert [run.folder for run in release(tmp_path)] == [before.folder]
     after = load_result(before.folder)
     assert {file.name for file in before.folder.iterdir()} == {SUMMARY, ROWS, LOG, "config.yaml", "cells"}
     assert pq.read_table(before.folder / ROWS).equals(rows)
@@ -124,7 +124,7 @@ def test_claims_of_today_are_judged_on_what_was_measured(tmp_path: Path, section
     moved = before.folder.rename(before.folder.parent / "0123456789ab")
     (moved / SUMMARY).write_text(json.dumps({**old, "source": str(file), "hash": "0123456789ab" * 5}))
     assert [v.outcome for v in load_result(moved).verdicts] == [v.outcome for v in before.verdicts]
-    (folder,) = release(moved)
+    (folder,) = [run.folder for run in release(moved)]
     after = load_result(folder)
     assert folder == before.folder
     assert after.hash == before.hash

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,13 +19,13 @@ from kvprobe.figures.style import write_svg
 from kvprobe.html.page.charts import themes
 from kvprobe.html.page.data import ExperimentData, experiment_data
 from kvprobe.html.templating import asset, render, title_of
-from kvprobe.report.counts import CHANGED, TITLES, by_kind, count_sentence, fixed_before
+from kvprobe.report.counts import CHANGED, TITLES, by_kind, count_sentence, counted, fixed_before
 from kvprobe.report.findings import TITLE, findings
 from kvprobe.report.section_figure import argument, draw_page, sample_of
-from kvprobe.report.section_tables import ALIKE, HEADLINE, LOST, p_text
+from kvprobe.report.section_tables import ALIKE, HEADLINE, LOST, groups, p_text, without_checks
 from kvprobe.report.tables import interval, number, short
 from kvprobe.report.write import write_text
-from kvprobe.runs.claims import ClaimKind, Outcome, Verdict
+from kvprobe.runs.claims import Outcome, Verdict
 from kvprobe.runs.results import CONFIG, Failure, RunResult, Status, failure_of, find_runs, load_result
 from kvprobe.runs.section import SectionResult, sections_of
 from kvprobe.runs.store import SHORT_HASH
@@ -196,20 +196,16 @@ def _experiment(result: RunResult, verdicts: Sequence[Verdict], made: Experiment
     }
 
 
-def _counted(lines: Iterable[Line]) -> list[tuple[str, Counter[Outcome], int]]:
+def _counted(lines: Sequence[Line]) -> list[tuple[str, Counter[Outcome], int]]:
     """Verdicts by kind; without checks by section, by model and altogether; each with what adjustment takes away."""
-    lines = [line for line in lines if not line.verdict.shown_in]
-    groups = {TITLES[kind]: own for kind, own in by_kind(line.verdict for line in lines)}
-    results = [line for line in lines if line.verdict.kind is not ClaimKind.IDENTITY]
-    for section in dict.fromkeys(line.section for line in results):
-        groups[title_of(section)] = [line.verdict for line in results if line.section == section]
-    for model in dict.fromkeys(line.verdict.model for line in results):
-        groups[short(model)] = [line.verdict for line in results if line.verdict.model == model]
-    groups[f"{HEADLINE} headline claims"] = [line.verdict for line in results if line.verdict.headline]
-    groups["all but checks"] = [line.verdict for line in results]
+    of_sections: dict[str, list[Verdict]] = {}
+    for line in lines:
+        of_sections.setdefault(title_of(line.section), []).append(line.verdict)
+    verdicts = [line.verdict for line in lines]
+    found = {**groups(verdicts, of_sections), "all but checks": without_checks(counted(verdicts))}
     return [
         (name, Counter(verdict.outcome for verdict in own), sum(not verdict.survives for verdict in own))
-        for name, own in groups.items()
+        for name, own in found.items()
     ]
 
 
