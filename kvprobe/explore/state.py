@@ -50,7 +50,9 @@ class State(BaseModel):
 
     def content(self) -> dict[str, Any]:
         """Keys and values of the state's file."""
-        prompt = self.prompt.model_dump(mode="json", exclude_defaults=True, exclude={KEY})
+        # The prompt of a conversation is made of its messages.
+        left_out = {KEY, "prompt"} if self.prompt.messages else {KEY}
+        prompt = self.prompt.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
         return {**prompt, KEY: self.choice.model_dump(mode="json", exclude_defaults=True)}
 
     def file(self) -> str:

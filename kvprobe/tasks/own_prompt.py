@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -164,8 +165,19 @@ class PromptFile(BaseModel):
         value = value.strip()
         if not value or set(value) & set("{}|\n"):
             raise ConfigError(f"{where}: the value {value!r} cannot stand in a mark; give words without {{, }} and |.")
-        start, end = self.marks[names.index(field)].span("new")
-        return self.model_copy(update={"prompt": self.prompt[:start] + value + self.prompt[end:]})
+        number = itertools.count()
+
+        def written(text: str) -> str:
+            def mark(found: re.Match[str]) -> str:
+                start, end = (place - found.start() for place in found.span("new"))
+                return found[0][:start] + value + found[0][end:] if next(number) == names.index(field) else found[0]
+
+            return _MARK.sub(mark, text)
+
+        if not self.messages:
+            return self.model_copy(update={"prompt": written(self.prompt)})
+        messages = tuple(turn.model_copy(update={"content": written(turn.content)}) for turn in self.messages)
+        return self.model_copy(update={"messages": messages, "prompt": "".join(turn.lines for turn in messages)})
 
     def fields(self, where: str) -> list[MarkedField]:
         """The marked fields, in the order of the text; one without a name is called as the label before it.

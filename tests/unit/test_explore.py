@@ -143,6 +143,10 @@ def test_an_audit_reads_the_prompt_of_a_state(tmp_path: Path) -> None:
 def test_a_new_value_stands_in_the_mark_of_its_field() -> None:
     prompt = PromptFile(prompt="{{a: x|y}} and {{b: x|y}}.", answers=["yes", "no"])
     assert prompt.with_new_value("b", " two words ", "here").prompt == "{{a: x|y}} and {{b: x|two words}}."
+    turns = [{"role": "user", "content": "{{a: x|y}}"}, {"role": "tool", "content": "{{b: x|y}} now"}]
+    chat = PromptFile(messages=turns, answers=["yes", "no"]).with_new_value("b", "z", "here")
+    assert [turn.content for turn in chat.messages] == ["{{a: x|y}}", "{{b: x|z}} now"]
+    assert read_state(State(prompt=chat).file(), "here").prompt.model_copy(update={"explore": None}) == chat
     for field, value in (("c", "z"), ("b", ""), ("b", "a|b")):
         with pytest.raises(ConfigError, match=r"field 'c'|cannot stand"):
             prompt.with_new_value(field, value, "here")
