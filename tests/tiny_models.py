@@ -12,6 +12,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GlmConfig,
     LlamaConfig,
@@ -20,9 +21,11 @@ from transformers import (
     PretrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen2VLConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     StableLmConfig,
 )
 
@@ -151,10 +154,52 @@ CONFIGS: dict[str, PretrainedConfig] = {
         vision_config={**_TOWER, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
         **_VISUAL,
     ),
+    "qwen2_vl": Qwen2VLConfig(
+        text_config={
+            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "rope_parameters": _multimodal_rope(mrope_section=[2, 3, 3]),
+        },
+        vision_config={
+            **{key: value for key, value in _TOWER.items() if key not in ("hidden_size", "out_hidden_size")},
+            "embed_dim": 24,
+            "hidden_size": 64,
+        },
+        **_VISUAL,
+    ),
+    "qwen3_vl_moe": Qwen3VLMoeConfig(
+        text_config={
+            **_SHAPE,
+            **_EXPERTS,
+            "vocab_size": 64,
+            "head_dim": 16,
+            "num_experts": 6,
+            "decoder_sparse_step": 2,
+            "rope_parameters": _multimodal_rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
+        },
+        vision_config={**_TOWER, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        **_VISUAL,
+    ),
+    "gemma3_vision": Gemma3Config(
+        text_config={
+            **_SHAPE,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 8,
+            "rope_parameters": _TWO_BASES,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        image_token_index=60,
+        boi_token_index=59,
+        eoi_token_index=58,
+    ),
     "two_digits": LlamaConfig(**{**_SHAPE, "num_hidden_layers": 12}),
 }
-FAMILIES = tuple(CONFIGS)
-WINDOWED = ("gemma2", "gemma3", "mistral", "mixtral")
+ALIKE = ("qwen2_vl", "qwen3_vl_moe", "gemma3_vision")
+"""Families whose attention is that of another one, measured by the laws of the support matrix alone."""
+FAMILIES = tuple(name for name in CONFIGS if name not in ALIKE)
+WINDOWED = ("gemma2", "gemma3", "gemma3_vision", "mistral", "mixtral")
 
 
 @cache

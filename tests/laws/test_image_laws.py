@@ -19,7 +19,7 @@ from kvprobe.errors import ConfigError, UnsupportedError
 from kvprobe.models.images import ImageFeatures
 from kvprobe.models.vision import encode_image, patches
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 EXACT = 1e-12
 families = pytest.mark.parametrize("name", FAMILIES)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from tiny_hybrids import LAYERS, tiny_hybrid
-from tiny_models import CONFIGS, FAMILIES, WINDOW, build, tiny, tokens
+from tiny_models import CONFIGS, WINDOW, build, tiny, tokens
 from transformers import LlamaConfig, PretrainedConfig, Qwen3NextConfig
 
 from kvprobe.composing import hybrid
@@ -239,7 +239,7 @@ def _partial_or_refused(subject: Subject, operation: str) -> support.Status:
 def rows() -> dict[str, list[Subject]]:
     """The tiny models that stand for each row of the matrix."""
     found: dict[str, list[Subject]] = {}
-    for name in FAMILIES:
+    for name in CONFIGS:
         found.setdefault(CONFIGS[name].model_type, []).append(tiny(name, torch.float64))
     for name in LAYERS:
         found.setdefault("qwen3_next", []).append(tiny_hybrid(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import CONFIGS, FAMILIES, WINDOW, tiny
+from tiny_models import CONFIGS, WINDOW, tiny
 from transformers import GPT2Config, MistralConfig, Qwen3Config
 
 from kvprobe.errors import UnsupportedError
@@ -13,17 +13,18 @@ from kvprobe.models.architectures.base import ARCHITECTURES, FULL, SLIDING, arch
 TYPES = {
     "gemma2": (SLIDING, FULL, SLIDING, FULL),
     "gemma3": (SLIDING, FULL, SLIDING),
+    "gemma3_vision": (SLIDING, FULL, SLIDING),
     "mistral": (SLIDING,) * 3,
     "mixtral": (SLIDING,) * 3,
 }
 
 
 def test_every_adapter_describes_itself_and_has_a_tiny_model() -> None:
-    assert {CONFIGS[name].model_type for name in FAMILIES} == set(ARCHITECTURES.names())
+    assert {config.model_type for config in CONFIGS.values()} == set(ARCHITECTURES.names())
     assert all(ARCHITECTURES.describe().values())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_layer_types_and_window(name: str) -> None:
     subject = tiny(name)
     types = subject.architecture.layer_types(subject.config)

@@ -18,7 +18,7 @@ from kvprobe.models.architectures.base import architecture_of
 from kvprobe.models.rotary import RotaryTable
 from kvprobe.models.vision import normalised, patches
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 families = pytest.mark.parametrize("name", FAMILIES)
 LENGTH = 9
 
@@ -52,7 +52,7 @@ def test_sections_say_how_many_frequencies_each_axis_turns(name: str) -> None:
     axes = subject.architecture.rotary(subject.model)[0].frequency_axes
     assert torch.bincount(axes).tolist() == sections
     blocks = bool((axes.diff() >= 0).all())
-    assert blocks == (name == "qwen2_5_vl")
+    assert blocks == name.startswith("qwen2")
 
 
 @pytest.mark.parametrize(("name", "sections"), [("qwen2_5_vl", [16, 24, 24]), ("qwen3_vl", [24, 20, 20])])

@@ -102,11 +102,12 @@ class ArchitectureAdapter:
         Raises:
             UnsupportedError: the scaling depends on the sequence length or is unknown.
         """
+        types = self.layer_types(model.config.get_text_config())
         tables = {
             kind: RotaryTable.from_module(self.decoder(model).rotary_emb, kind, adjacent=self.adjacent_pairs)
-            for kind in dict.fromkeys(self.layer_types(model.config))
+            for kind in dict.fromkeys(types)
         }
-        return tuple(tables[kind] for kind in self.layer_types(model.config))
+        return tuple(tables[kind] for kind in types)
 
     def check_positions(self, model: Any, positions: Tensor) -> None:
         """Refuse a pass at positions whose frequencies are not those of keys cached before.

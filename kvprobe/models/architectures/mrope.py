@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.architectures.base import ARCHITECTURES, FULL, ArchitectureAdapter
+from kvprobe.models.architectures.moe import Qwen3Moe
 from kvprobe.models.images import ImageFeatures
 from kvprobe.models.rotary import RotaryTable
 
@@ -61,9 +62,10 @@ class MRope(ArchitectureAdapter):
         return BaseModelOutputWithPooling(pooler_output=[image.embeddings for image in images])
 
 
+@ARCHITECTURES.register("qwen2_vl")
 @ARCHITECTURES.register("qwen2_5_vl")
 class Qwen25VL(MRope):
-    """Qwen2.5-VL: M-RoPE in sections, a block of frequencies for each axis."""
+    """Qwen2-VL and Qwen2.5-VL: M-RoPE in sections, a block of frequencies for each axis."""
 
     pixel_scale = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
@@ -92,10 +94,31 @@ class Qwen3VL(MRope):
 
     def encoder_output(self, images: Sequence[ImageFeatures]) -> Any:
         """With the features for the first layers, each `[token, hidden]` over all images."""
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
-
         layers = zip(*(image.deep for image in images), strict=True)
-        return BaseModelOutputWithDeepstackFeatures(
+        return self.deep_output()(
             pooler_output=[image.embeddings for image in images],
             deepstack_features=[list(features) for features in layers],
         )
+
+    def deep_output(self) -> Any:
+        """The form in which the model's vision tower returns features for several layers."""
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        return BaseModelOutputWithDeepstackFeatures
+
+
+@ARCHITECTURES.register("qwen3_vl_moe")
+class Qwen3VLMoe(Qwen3VL):
+    """Qwen3-VL-MoE: Qwen3-VL with mixtures of experts among its MLPs."""
+
+    has_experts: ClassVar[bool] = True
+
+    def mlp_flops_per_token(self, config: Any) -> int:
+        """As the configuration spreads dense and sparse layers."""
+        return Qwen3Moe().mlp_flops_per_token(config)
+
+    def deep_output(self) -> Any:
+        """As of Qwen3-VL, in its own module."""
+        from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import BaseModelOutputWithDeepstackFeatures
+
+        return BaseModelOutputWithDeepstackFeatures

@@ -29,3 +29,14 @@ class Gemma3(ArchitectureAdapter):
     """Gemma-3, text only: alternating windows with one RoPE base for local and one for global layers."""
 
     masks_by_layer_type: ClassVar[bool] = True
+
+
+@ARCHITECTURES.register("gemma3")
+class Gemma3WithVision(Gemma3):
+    """Gemma-3 with a vision tower, on text alone: tokens of an image see one another, which kvprobe's masks do not."""
+
+    auto_class: ClassVar[str] = "AutoModelForImageTextToText"
+
+    def decoder(self, model: Any) -> Any:
+        """The language model beside the vision tower."""
+        return model.model.language_model
