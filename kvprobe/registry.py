@@ -11,6 +11,8 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -18,9 +20,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from kvprobe.errors import UnknownNameError
+from kvprobe.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
+PLUGINS = "KVPROBE_PLUGINS"
+"""The environment variable with further files that register plugins, set apart as in PATH."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,44 @@ def _registered(source: str, registry: str, module: str) -> Iterator[tuple[str, 
                         yield str(name.value), _Definition(module, node.name, summary)
 
 
+def use_plugin(file: Path) -> None:
+    """Run a Python file that registers plugins, here and in the worker processes that are started from here.
+
+    Raises:
+        ConfigError: there is no such file, or it fails.
+    """
+    path = str(file.expanduser().absolute())
+    _run_file(path)
+    known = [other for other in os.environ.get(PLUGINS, "").split(os.pathsep) if other]
+    os.environ[PLUGINS] = os.pathsep.join(dict.fromkeys((*known, path)))
+
+
+def run_plugins() -> None:
+    """Run the files of `PLUGINS`, each once: what a worker unpickles may come from them.
+
+    Raises:
+        ConfigError: one is not there, or fails.
+    """
+    for file in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):
+        _run_file(file)
+
+
+@functools.cache
+def _run_file(path: str) -> None:
+    name = f"kvprobe_plugin_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise ConfigError(f"There is no Python file {path}; give the file that registers your plugin.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be used as a plugin ({type(error).__name__}: {error}).") from error
+
+
 def _load_third_parties(kind: Kind) -> None:
+    run_plugins()
     for entry_point in _entry_points().select(group=kind.entry_point_group):
         entry_point.load()
 

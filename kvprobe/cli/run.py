@@ -46,17 +46,23 @@ def run_command(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show the cells of work, the memory and time they need; write nothing."),
+        typer.Option("--dry-run", help="Show the cells of work, and with --rehearse what they need; write nothing."),
     ] = False,
     rehearse: Annotated[
-        bool, typer.Option(help="In a dry run, measure a few pairs of each model to foresee the rest.")
-    ] = True,
+        bool, typer.Option("--rehearse", help="In a dry run, measure a few pairs of each model to foresee the rest.")
+    ] = False,
+    plugin: Annotated[
+        list[Path] | None, typer.Option(help="A Python file that registers a probe, task or the like; repeatable.")
+    ] = None,
 ) -> None:
     """Run experiments, or what is left of them, and judge their claims; of several, all together."""
     from kvprobe.models.catalogue import model_config
+    from kvprobe.registry import use_plugin
     from kvprobe.runs import load_config
     from kvprobe.runs.experiments import experiment_files
 
+    for file in plugin or ():
+        use_plugin(file)
     _check_place(jobs, executor, ray_address)
     configs = [load_config(file, profile=profile, models=models) for file in experiment_files(experiments)]
     for name in (name for config in configs for name in config.models):

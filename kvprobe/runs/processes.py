@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from kvprobe.errors import WorkerLostError
+from kvprobe.registry import run_plugins
 from kvprobe.runs.capacity import limit_threads
 from kvprobe.runs.executors import LOST, RETRIES, ModelTask, WorkerExecutor
 from kvprobe.runs.subjects import SubjectCache, SubjectLoader
@@ -149,5 +150,6 @@ def _end_with_parent() -> None:
 
 
 def _do(call: bytes) -> Any:
+    run_plugins()
     work, arguments = pickle.loads(call)
     return work(_subjects, *arguments)

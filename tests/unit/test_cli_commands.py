@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -173,9 +174,7 @@ def test_one_broken_experiment_does_not_hide_the_others(tmp_path: Path, monkeypa
 
 def test_a_dry_run_shows_the_cells_and_measures_nothing(tmp_path: Path) -> None:
     results = tmp_path / "runs"
-    result = call(
-        "run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--no-rehearse", "--results", str(results)
-    )
+    result = call("run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--results", str(results))
     assert result.exit_code == 0
     assert "24 cells" in result.output
     assert not results.exists()
@@ -185,11 +184,49 @@ def test_a_dry_run_shows_one_cell_a_model_where_a_probe_needs_all_pairs(tmp_path
     together = experiment("together", probe="test_together", models=["qwen3-8b", "gemma-2-9b-it"])
     file = tmp_path / "together.yaml"
     file.write_text(together.to_yaml())
-    result = call("run", str(file), "--dry-run", "--no-rehearse")
+    result = call("run", str(file), "--dry-run")
     assert result.exit_code == 0, result.output
     assert "2 cells" in result.output
     row = next(line for line in result.output.splitlines() if "qwen3-8b" in line)
     assert row.split() == ["qwen3-8b", "12", "1"]
+
+
+PLUGIN = """
+from kvprobe import PROBES, Probe
+from kvprobe.probes.mechanism.locality.probe import Locality
+from kvprobe.probes.mechanism.locality.reading import READING
+
+
+@PROBES.register("in_one_file")
+class InOneFile(Locality):
+    reading = READING
+"""
+
+
+def test_a_probe_in_one_file_runs_in_worker_processes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nprobe: in_one_file\nmodels: [micro-note-taker, micro-reader]\n"
+        "task: {name: gated_decision, size: 8, split: held_out, wordings: [manual]}\n"
+        "claims:\n  - {id: notes, kind: critique, statement: downstream_only.recovery > 0.85}\n"
+    )
+    run = ["run", str(tmp_path / "mine.yaml"), "--results", str(tmp_path / "r"), "--jobs", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "kvprobe", *run, "--plugin", str(tmp_path / "mine.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("measured") == 2
+    for name, said in (
+        ("none.py", "There is no Python file"),
+        ("bad.py", r"cannot be used as a plugin \(ValueError: no\)"),
+    ):
+        (tmp_path / "bad.py").write_text("raise ValueError('no')")
+        failed = call(*run, "--plugin", str(tmp_path / name))
+        assert failed.exit_code == 1
+        assert re.search(said, " ".join(failed.stderr.split()))
 
 
 def test_a_dry_run_foresees_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +237,14 @@ def test_a_dry_run_foresees_memory_and_time(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(rehearsal, "forecast", foresee)
     result = call(
-        "run", EXPERIMENT, "--models", "qwen3-8b,gemma-2-9b-it", "--dry-run", "--results", str(tmp_path / "r")
+        "run",
+        EXPERIMENT,
+        "--models",
+        "qwen3-8b,gemma-2-9b-it",
+        "--dry-run",
+        "--rehearse",
+        "--results",
+        str(tmp_path / "r"),
     )
     assert result.exit_code == 0, result.output
     row = next(line for line in result.output.splitlines() if "qwen3-8b" in line)
@@ -315,7 +359,7 @@ def test_training_says_when_an_organism_misses(
 ) -> None:
     from kvprobe.organisms.training import Progress
 
-    def trained(family, kind, out, *, seed, on_progress):  # type: ignore[no-untyped-def]
+    def trained(family, kind, out, *, seed, without, on_progress):  # type: ignore[no-untyped-def]
         on_progress(Progress(20, 0, 4, 1.0, {"direct": 0.5}, 61.0))
         card = {"name": f"{family}-{kind}", "seed": seed, "measured": GOOD | {"accuracy": accuracy}}
         out.mkdir()
