@@ -99,11 +99,6 @@ def levels(axes: Axes, *heights: float) -> None:
         axes.axhline(height, color=COLORS["ink"], lw=0.8, ls=(0, (4, 3)), zorder=1)
 
 
-def first_measured(panels: Sequence[Panel]) -> int | None:
-    """The column whose lines a legend can show; `None` where no model was measured."""
-    return next((column for column, panel in enumerate(panels) if panel.effects), None)
-
-
 def save_figure(figure: Figure, stem: Path, metadata: Mapping[str, str]) -> list[Path]:
     """Write `stem`.png and `stem`.svg, the same bytes for the same figure; returns both paths.
 

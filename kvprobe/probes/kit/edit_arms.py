@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from kvprobe.edit.base import CachedPrompt, Edited, EditMethod, make_method
 from kvprobe.edit.full_reprefill import FullReprefill
@@ -20,7 +18,6 @@ from kvprobe.engine.sweep import run_patches
 from kvprobe.errors import UnsupportedError
 from kvprobe.probes.base import Measurement
 from kvprobe.probes.kit.edit_cases import EditCase, reading_row
-from kvprobe.stats import Effect, StatisticsConfig, proportion, ratio_of_sums
 
 if TYPE_CHECKING:
     from kvprobe.models.subject import Subject
@@ -138,48 +135,3 @@ def read_patches(
     """The decision under each of many patches of the stale cache, many in one forward pass."""
     logits = run_patches(subject, case.stale.token_ids, case.stale.cache, patches, batch_size)
     return read_rows(logits, case.pair.base_answer_id, case.pair.donor_answer_id)
-
-
-def arm_effects(name: str, rows: pd.DataFrame, statistics: StatisticsConfig, noise_floor: float) -> list[Effect]:
-    """`X.correct_rate`, the share of right decisions under the new value, and `X.recovery` of one arm.
-
-    Args:
-        name: of the arm.
-        rows: its own, with `margin`, `m_base`, `m_donor` (logits), `correct` and the cluster column.
-        statistics: of the experiment.
-        noise_floor: of one margin, in logits.
-    """
-    shared: dict[str, Any] = {"clusters": rows[statistics.cluster], "statistics": statistics}
-    shift, gap = rows["margin"] - rows["m_base"], rows["m_donor"] - rows["m_base"]
-    return [
-        proportion(f"{name}.correct_rate", rows["correct"].astype(float), **shared),
-        ratio_of_sums(f"{name}.recovery", shift, gap, noise_floor=noise_floor, **shared),
-    ]
-
-
-def recovery_differences(
-    rows: pd.DataFrame, comparisons: dict[str, tuple[str, str]], statistics: StatisticsConfig
-) -> Iterator[Effect]:
-    """By how much the first arm recovers more than the second on the same pairs, for each that both arms share.
-
-    Args:
-        rows: of all arms, with `arm` and `pair`; an arm with several rows in a pair enters with their mean.
-        comparisons: by the effect's name, the two arms.
-        statistics: of the experiment.
-    """
-    margins = rows.pivot_table(index="pair", columns="arm", values="margin", aggfunc="mean")
-    pairs = rows.groupby("pair").first().loc[margins.index]
-    gap, floor = pairs["m_donor"] - pairs["m_base"], float(pairs["noise_floor"].max())
-    for name, (first, second) in comparisons.items():
-        if first not in margins or second not in margins:
-            continue
-        difference = (margins[first] - margins[second]).dropna()
-        if len(difference):
-            yield ratio_of_sums(
-                name,
-                difference,
-                gap.loc[difference.index],
-                clusters=pairs.loc[difference.index, statistics.cluster],
-                statistics=statistics,
-                noise_floor=floor,
-            )

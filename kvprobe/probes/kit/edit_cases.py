@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from kvprobe.edit.base import CachedPrompt, Edited, FieldEdit
 from kvprobe.engine.forward import prefill
@@ -14,7 +12,6 @@ from kvprobe.engine.readout import Readout, read
 from kvprobe.probes.base import Measurement, Progress
 from kvprobe.probes.gating import gate_columns
 from kvprobe.probes.kit.pair_lines import subjects_of
-from kvprobe.stats import Effect, StatisticsConfig, mean
 from kvprobe.tasks.context import encode_segment
 from kvprobe.tasks.library import skeletons
 from kvprobe.tasks.pairs import Pair
@@ -153,13 +150,3 @@ def baseline_columns(pairs: Sequence[Pair], tokenizer: Any) -> list[Measurement]
             }
         )
     return rows
-
-
-def baseline_effects(rows: pd.DataFrame, statistics: StatisticsConfig) -> Iterator[Effect]:
-    """`baseline.first_option.correct_rate` and so on, over pairs."""
-    once = rows.groupby("pair").first()
-    for name in BASELINES:
-        known = once[once[f"baseline_{name}"].notna()]
-        if len(known):
-            right, clusters = known[f"baseline_{name}"], known[statistics.cluster]
-            yield mean(f"baseline.{name}.correct_rate", right, clusters=clusters, statistics=statistics)
