@@ -11,9 +11,9 @@ Each method keeps a share of every layer's entries at the end of the prompt's pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from kvprobe.edit.base import FieldEdit
@@ -50,14 +50,22 @@ class Eviction(Probe):
     methods: Mapping[str, Mapping[str, Any]] = Field(
         METHODS, min_length=1, description="parameters by method; `name` where one is used twice under other names"
     )
-    budgets: tuple[int, ...] = Field((10, 25, 50, 75), min_length=1, description="entries that stay, in percent")
+    budgets: tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
+        (10, 25, 50, 75), min_length=1, description="entries that stay, in percent"
+    )
+
+    @field_validator("methods")
+    @classmethod
+    def _known(cls, methods: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        for label, given in methods.items():
+            _method(label, given)
+        return methods
 
     def measure(self, subject: Subject, pairs: Sequence[Pair], progress: Progress) -> list[Measurement]:
         """Per pair one row for each method and budget.
 
         Raises:
-            ConfigError: a pair does not say its entity, field and values, or a budget is not a share.
-            UnknownNameError: there is no such method.
+            ConfigError: a pair does not say its entity, field and values.
         """
         methods = {label: _method(label, given) for label, given in self.methods.items()}
         rows: list[Measurement] = []
@@ -73,7 +81,9 @@ class Eviction(Probe):
 
 def _method(label: str, given: Mapping[str, Any]) -> EvictionMethod:
     parameters = dict(given)
-    return make_eviction(parameters.pop("name", label), **parameters)
+    if not isinstance(name := parameters.pop("name", label), str):
+        raise ValueError(f"name must be that of an eviction method, not {name!r}")
+    return make_eviction(name, **parameters)
 
 
 class _Case:
