@@ -40,7 +40,7 @@ reproduce-pretrained: $(READY) ## the core of the paper on Qwen2.5-Coder-1.5B-In
 	$(BIN)/kvprobe run $(PRETRAINED) --profile pretrained --results $(RESULTS)-pretrained
 
 calibrate: $(READY) ## the same probes on models whose mechanism is known: notes on one, none on the other
-	$(BIN)/kvprobe run section3 cot_gate erratum_controls erratum_phrasing transplant --profile calibration --results $(RESULTS)-calibration
+	$(BIN)/kvprobe run section3 cot_gate erratum_controls erratum_phrasing removal eviction transplant --profile calibration --results $(RESULTS)-calibration
 
 released: $(READY) ## our own runs of all sections, as kept in results/released (about 50 minutes on two cores)
 	for section in 3 4 5 6; do \
