@@ -10,7 +10,6 @@ from rich.text import Text
 
 from kvprobe.cli.app import app
 from kvprobe.cli.terminal import Terminal, progress_bar, say
-from kvprobe.errors import ModelSourceError
 
 if TYPE_CHECKING:
     from kvprobe.models.config import ModelConfig
@@ -141,15 +140,12 @@ def _pull(name: str) -> str:
 
 def card_of(config: ModelConfig) -> dict[str, Any]:
     """What is known of a model: its card if it has one, else what its YAML file says."""
-    from kvprobe.models.catalogue import CARD
+    from kvprobe.models.catalogue import CARD, read_card
 
     file = config.path / CARD if config.path else None
     if file is None or not file.is_file():
         return dict(config.model_dump(mode="json"))
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ModelSourceError(f"{file} cannot be read ({error}); reinstall the model.") from error
+    return read_card(file)
 
 
 def _text(value: object) -> str:

@@ -166,7 +166,7 @@ def read_card(file: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelSourceError(f"{file} is cut short or is no JSON ({error}); reinstall or train it again.") from error
     if not isinstance(content, dict):
         raise ModelSourceError(f"{file} must hold a JSON object; reinstall or train it again.")

@@ -6,7 +6,6 @@ their logs are read together.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from kvprobe.errors import StoreError
 from kvprobe.runs.claims import Claim, ClaimKind
-from kvprobe.runs.store import LOG, Store
+from kvprobe.runs.store import LOG, Store, read_json
 
 CLAIMS = "claims"
 """The event with which a log tells what is claimed from then on."""
@@ -96,7 +95,7 @@ def register(store: Store, claims: Sequence[Claim]) -> None:
     Raises:
         StoreError: the log cannot be read or written.
     """
-    if is_news(claims, _events_of(store.folder / LOG)):
+    if is_news(claims, log_entries(store.folder / LOG)):
         store.log(CLAIMS, claims=told_to_the_log(claims))
 
 
@@ -110,18 +109,26 @@ def _told(claim: Claim) -> tuple[Any, ...]:
     return claim.statement, sorted(claim.models), claim.headline
 
 
+def log_entries(log: Path) -> list[dict[str, Any]]:
+    """What the log of a run says, line by line; nothing where it is not there.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    if not log.is_file():
+        return []
+    try:
+        entries = [read_json(line.encode()) for line in log.read_text(encoding="utf-8").splitlines()]
+        for entry in entries:
+            if entry["event"] == CLAIMS:
+                # A claim that no version could have told is found here, and not by whoever judges it.
+                for claim in map(_read, entry["claims"]):
+                    _ = _told(claim), claim.parsed, entry["time"][:16]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{log} is damaged ({error}); restore it, or delete it and run again.") from error
+    return entries
+
+
 def _events(experiment: Path) -> Iterator[dict[str, Any]]:
     for log in experiment.glob(f"*/{LOG}"):
-        yield from _events_of(log)
-
-
-def _events_of(log: Path) -> Iterator[dict[str, Any]]:
-    if not log.is_file():
-        return
-    try:
-        for line in log.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
-            if event["event"] in (CLAIMS, "cell"):
-                yield event
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{log} is damaged ({error}); restore it, or delete it and run again.") from error
+        yield from (entry for entry in log_entries(log) if entry["event"] in (CLAIMS, "cell"))

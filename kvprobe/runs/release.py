@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 from kvprobe.errors import StoreError
 from kvprobe.runs.claims import Claim
 from kvprobe.runs.judgement import claims_of_today, judged_again
-from kvprobe.runs.registration import CLAIMS, is_news, told_to_the_log
+from kvprobe.runs.registration import CLAIMS, is_news, log_entries, told_to_the_log
 from kvprobe.runs.results import CONFIG, ROWS, SUMMARY, UNSIGNED, RunResult, find_runs, load_result
 from kvprobe.runs.store import LOG, SHORT_HASH, json_bytes, parquet_bytes, signed, write_atomically
 
@@ -98,7 +98,7 @@ def _lightened(folder: Path) -> RunResult:
 
 def _lighten_log(log: Path, then: Sequence[Claim], now: Sequence[Claim]) -> None:
     """Leave out what names a machine; have the log tell the claims of a run by an earlier version."""
-    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    entries = log_entries(log)
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     if not any(entry["event"] == CLAIMS for entry in entries):
         began = entries[0]["time"] if entries else time

@@ -262,7 +262,10 @@ def read_json(data: bytes) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
-    return json.loads(data, parse_constant=refuse)
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("it nests too deeply") from error
 
 
 def signed(record: Mapping[str, Any], data: bytes) -> dict[str, Any]:

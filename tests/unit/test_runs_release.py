@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from kvprobe.cli import look
 from kvprobe.cli import release as command
 from kvprobe.cli.app import app
+from kvprobe.errors import StoreError
 from kvprobe.report.section import write_section
 from kvprobe.report.write import write_report
 from kvprobe.runs import RunResult, SectionResult, load_result, provenance, readings
@@ -79,6 +80,19 @@ def test_a_light_run_stays_as_it_is_and_goes_on_from_its_cells(tmp_path: Path, s
     assert section_fakes.contents(tmp_path) == light
     (again,) = run(tmp_path, [before.config], 1).results
     assert again == before
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 10**5, "[]", "{}", "null", '{"event"', '{"event": "claims", "time": "2", "claims": [{"id": "x"}]}']
+)
+def test_a_damaged_log_is_one_sentence(tmp_path: Path, section: SectionResult, line: str) -> None:
+    (before,) = section.results
+    with (before.folder / LOG).open("a") as log:
+        log.write(f"{line}\n")
+    summary = (before.folder / SUMMARY).read_bytes()
+    with pytest.raises(StoreError, match=r"^[^\n]*log\.jsonl is damaged [^\n]*$"):
+        release(tmp_path)
+    assert (before.folder / SUMMARY).read_bytes() == summary
 
 
 def test_figures_of_sections_keep_what_they_say(tmp_path: Path, section: SectionResult) -> None:
