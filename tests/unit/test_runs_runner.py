@@ -495,7 +495,7 @@ def test_a_task_without_pairs(tmp_path: Path, probe: FakeProbe) -> None:
 def test_wrong_task_names_and_parameters(tmp_path: Path, probe: FakeProbe) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'gated_decision'"):
         run(tmp_path, {"task": "gated_decisions"})
-    with pytest.raises(ConfigError, match=r"'task.sise' is not a known key; did you mean 'size'\?"):
+    with pytest.raises(ConfigError, match=r"'task.sise' is not a known key; did you mean 'size'"):
         run(tmp_path, {"task": {"name": "gated_decision", "sise": 3}})
     with pytest.raises(ConfigError, match=r"'statistics.cluster' is 'skelton', .* did you mean 'skeleton'"):
         run(tmp_path, {"statistics": {"cluster": "skelton"}})
