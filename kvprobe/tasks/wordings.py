@@ -9,8 +9,9 @@ from typing import ClassVar
 from kvprobe.registry import KINDS, Registry
 
 WORDINGS: Registry[type[Wording]] = Registry(KINDS["WORDINGS"])
-TRAINED = ("manual", "memo", "dialogue")
-"""The wordings that the organisms were taught; their tokenizer has no words of any other."""
+TRAINED = ("dialogue", "manual", "memo")
+"""The wordings that the organisms were taught, in the order in which their tokenizer numbers their words; it has no
+words of any other."""
 
 
 class Wording(ABC):

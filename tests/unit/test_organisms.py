@@ -11,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvprobe.errors import UnknownNameError
+from kvprobe.models.catalogue import organism_names
+from kvprobe.models.loader import load_subject
 from kvprobe.organisms.batches import attention_masks, collate
 from kvprobe.organisms.documents import encode
 from kvprobe.organisms.families import FAMILIES, organism_config
@@ -49,6 +51,12 @@ def test_the_fast_encoder_agrees_with_the_tokenizer() -> None:
     for document in documents(RICH, 50):
         text = " ".join(WORDS[token] for token in document.ids[1:-1])
         assert tokenizer.encode(text, add_special_tokens=False) == encode(text)
+
+
+@pytest.mark.parametrize("name", [name for name in organism_names() if "picture" not in name])
+def test_words_keep_the_numbers_that_organisms_know_them_by(name: str) -> None:
+    """A word, a wording or a skeleton more must not number the others anew."""
+    assert load_subject(name).tokenizer.get_vocab() == vocabulary()
 
 
 def test_held_out_combinations_never_occur() -> None:

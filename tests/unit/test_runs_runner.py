@@ -330,7 +330,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others(tmp_path: Path, probe: 
 
 
 def test_a_model_that_cannot_do_the_task_is_not_applicable(tmp_path: Path, probe: FakeProbe) -> None:
-    probe.change = lambda row: {**row, "m_donor": -1.0}
+    probe.change = lambda row: {**row, "m_donor": row["m_base"]}
     result = run(tmp_path)
     red = result.models["red"]
     assert red.status is Status.NOT_APPLICABLE
