@@ -113,21 +113,33 @@ def test_an_installed_kvprobe_is_not_the_checkout(installed: Environment) -> Non
     assert not place.is_relative_to(ROOT)
 
 
-def test_it_runs_and_explains_an_experiment_by_name(installed: Environment) -> None:
-    shown = installed.kvprobe("run", "locality", "--models", "qwen3-note-taker", "--profile", "quick")
+IN_ONE_PROCESS = """
+from pathlib import Path
+from typer.testing import CliRunner
+from kvprobe.cli import audit, look, run
+from kvprobe.cli.app import app
+
+def said(*arguments):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, (arguments, done.output, done.exception)
+    return done.stdout
+
+print(said("run", "locality", "--models", "qwen3-note-taker", "--profile", "quick", "--jobs", "1"))
+print(said("explain", "locality/qwen3-note-taker/field_only.recovery"))
+Path("prompt.yaml").write_text(said("audit", "--example"))
+said("audit", "prompt.yaml", "--page", "audit.html", "--json", "audit.json")
+exec(Path("example.py").read_text())
+"""
+
+
+def test_it_runs_an_experiment_an_audit_and_the_first_example_of_the_documentation(installed: Environment) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), flags=re.DOTALL)
+    (installed.folder / "example.py").write_text(blocks[0])
+    shown = installed.python(IN_ONE_PROCESS)
     assert "both-are-the-donor" in shown
+    assert "rows behind it" in shown
+    assert "tokens were run" in shown
     (summary,) = (installed.folder / "runs" / "locality").glob("*/summary.json")
     assert json.loads(summary.read_text())["source"] == "experiments/section3/locality.yaml"
-    assert "rows behind it" in installed.kvprobe("explain", "locality/qwen3-note-taker/field_only.recovery")
-
-
-def test_it_audits_a_prompt(installed: Environment) -> None:
-    (installed.folder / "prompt.yaml").write_text(installed.kvprobe("audit", "--example"))
-    installed.kvprobe("audit", "prompt.yaml", "--page", "audit.html", "--json", "audit.json")
     assert json.loads((installed.folder / "audit.json").read_text())["fields"]
     assert "</html>" in (installed.folder / "audit.html").read_text()
-
-
-def test_it_runs_the_first_example_of_the_documentation(installed: Environment) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), flags=re.DOTALL)
-    assert "tokens were run" in installed.python(blocks[0])

@@ -203,6 +203,7 @@ class InOneFile(Locality):
 """
 
 
+@pytest.mark.slow
 def test_a_probe_in_one_file_runs_in_worker_processes(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "mine.yaml").write_text(
