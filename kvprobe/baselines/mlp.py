@@ -60,6 +60,7 @@ def logits_at(
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=subject.device)
     kept = sorted({position for _, position in reads})
+    subject.check_prompt(longest)
     with torch.set_grad_enabled(gradients):
         output = subject.model(
             input_ids=ids, use_cache=False, logits_to_keep=torch.tensor(kept, device=subject.device)

@@ -52,6 +52,16 @@ class Subject:
             "the text, or insist with load_subject(..., extrapolate=True) or `extrapolate: true` in the model's YAML."
         )
 
+    def check_prompt(self, length: int) -> None:
+        """Refuse a prompt of `length` tokens that does not fit the model, before it is called outside the engine.
+
+        Raises:
+            UnsupportedError: as `check_reach`, or the frequencies of a dynamic RoPE would change.
+        """
+        places = torch.arange(length)
+        self.check_reach(places)
+        self.architecture.check_positions(self.model, places)
+
     @property
     def config(self) -> Any:
         """The Hugging Face configuration of the language model; a vision-language model's has one of its own inside."""

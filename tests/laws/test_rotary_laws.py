@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from tiny_models import CONFIGS, FAMILIES, WINDOW, build, tiny, tokens
 from transformers import LlamaConfig, PhiConfig, PhiForCausalLM
 
+from kvprobe.baselines.mlp import logits_at
 from kvprobe.engine.cache import KVCache
 from kvprobe.engine.forward import forward, prefill
 from kvprobe.engine.operations import append, reposition, splice
 from kvprobe.errors import UnsupportedError
 from kvprobe.models.rotary import RotaryTable
 from kvprobe.models.subject import Subject, reach_of
+from kvprobe.probes.composing.compose_latency.requests import run_plain
 
 LENGTH = 9
 STEPS = st.integers(0, 90)
@@ -226,3 +228,13 @@ def test_bfloat16_round_trip_stays_within_one_rounding() -> None:
 def test_yarn_gives_a_model_the_positions_it_stretches_to(stated: int, original: int | None, reach: int) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
     assert reach_of(SimpleNamespace(max_position_embeddings=stated, rope_parameters=rope)) == reach
+
+
+def test_a_model_called_outside_the_engine_reaches_no_further() -> None:
+    subject = replace(tiny("qwen3"), extrapolates=False)
+    reach = subject.config.max_position_embeddings
+    within, beyond = tokens(reach), tokens(reach + 1)
+    for call in (lambda ids: run_plain(subject, ids), lambda ids: logits_at(subject, [ids[:4], ids], [(1, 3)])):
+        call(within)
+        with pytest.raises(UnsupportedError, match=f"has {reach} positions"):
+            call(beyond)

@@ -103,6 +103,7 @@ def repeated(chunk: Chunk, length: int) -> Chunk:
 
 def run_plain(subject: Subject, ids: Sequence[int]) -> tuple[Tensor, int]:
     """One pass without a mask of ours, so that the model library may pick its fastest kernel; FLOPs are not counted."""
+    subject.check_prompt(len(ids))
     with torch.no_grad():
         output = subject.model(
             torch.tensor([ids], device=subject.device),

@@ -151,6 +151,7 @@ def interchanged_margins(subject: Subject, layer: int, batch: Sequence[Interchan
             changed[row, list(example.positions)] = states[row, list(example.positions)] + step.to(states.dtype)
         return changed
 
+    subject.check_prompt(longest)
     with torch.enable_grad(), _changed_after(subject, layer, change):
         output = subject.model(input_ids=ids.to(subject.device), use_cache=False, logits_to_keep=ends)
     rows = torch.arange(len(batch), device=subject.device)
