@@ -84,7 +84,7 @@ def audit(
         token_sha256=ready.base.token_hash,
         tokens=len(ready.base.token_ids),
         chat=ready.chat,
-        answers=content.pool,
+        answers=ready.content.pool,
         model=identity_record(subject),
         code={**code_version(), "packages": package_versions()},
         fields=tuple(found),

@@ -122,6 +122,7 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
         ConfigError: marks, names, answers or the mark's place are not what an audit needs; names file and key.
         AlignmentError: values joined with the text beside them, or the same tokens.
     """
+    content, told = content.apart()
     tokenizer, marked = subject.tokenizer, content.fields(where)
     for field in marked:
         if _RESERVED.fullmatch(field.name):
@@ -157,7 +158,7 @@ def make_ready(subject: Subject, content: PromptFile, *, where: str, chat: bool 
         fields,
         _answer_ids(content, base, tokenizer, where),
         template is not None,
-        (*_warnings(content, marked, base, subject), *(field.uneven for field in fields if field.uneven)),
+        (*told, *_warnings(content, marked, base, subject), *(field.uneven for field in fields if field.uneven)),
     )
 
 

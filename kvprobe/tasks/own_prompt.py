@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,27 @@ class PromptFile(BaseModel):
             return None
         new = self.answers.new
         return self.answers.old, new[field] if isinstance(new, dict) else new
+
+    def apart(self) -> tuple[PromptFile, tuple[str, ...]]:
+        """The same prompt with the words that all answers begin with behind the cue, and a sentence that says so.
+
+        The choice between whole answers is then that between what is left of them: what they share cancels out.
+        """
+        words = [answer.split(" ") for answer in self.pool]
+        alike = list(takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False)))
+        shared = " ".join(each[0] for each in alike)
+        if not shared or min(map(len, words)) == len(alike):
+            return self, ()
+        left = {answer: answer[len(shared) + 1 :] for answer in self.pool}
+        if isinstance(self.answers, tuple):
+            answers: Any = tuple(left.values())
+        else:
+            new = self.answers.new
+            named = {name: left[word] for name, word in new.items()} if isinstance(new, dict) else left[new]
+            answers = Answers(old=left[self.answers.old], new=named)
+        blank = "" if not self.cue or self.cue[-1].isspace() else " "
+        told = f"All answers begin with {shared!r}; they are compared behind it, as {' or '.join(left.values())}."
+        return self.model_copy(update={"cue": f"{self.cue}{blank}{shared}", "answers": answers}), (told,)
 
     def with_new_value(self, field: str, value: str, where: str) -> PromptFile:
         """The same prompt with another new value of a field.

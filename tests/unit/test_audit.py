@@ -211,6 +211,24 @@ def test_a_clearer_margin_than_a_prefill_s_is_no_fault(
     assert judged_safety(forward, backward, others)[0] is safety
 
 
+def test_answers_that_begin_alike_are_compared_where_they_part(tmp_path: Path, two_methods: None) -> None:
+    """The margin is that of the whole answers: what they share cancels out."""
+    text = EXAMPLE.read_text().replace("{old: inspect, new: release}", "{old: parcel inspect, new: parcel release}")
+    subject = micro("note-taker")
+    result = audit(subject, written(tmp_path, text))
+    assert result.warnings[0].startswith("All answers begin with 'parcel'")
+    assert result.answers == ("inspect", "release")
+    ids = make_ready(subject, read_prompt_file(EXAMPLE), where="").base.token_ids
+    with torch.no_grad():
+        whole = {}
+        for answer in ("parcel inspect", "parcel release"):
+            said = subject.tokenizer.encode(answer, add_special_tokens=False)
+            chances = subject.model(torch.tensor([[*ids, *said]])).logits[0].double().log_softmax(-1)
+            whole[answer] = sum(float(chances[len(ids) - 1 + n, token]) for n, token in enumerate(said))
+    margin = whole["parcel release"] - whole["parcel inspect"]
+    assert result.fields[0].stale.margin == pytest.approx(margin, abs=1e-3)
+
+
 def test_values_of_unequal_length_are_edited_and_not_located(tmp_path: Path) -> None:
     text = EXAMPLE.read_text().replace("{{foreign|domestic}}", "{{foreign|domestic domestic}}")
     assert text != EXAMPLE.read_text()

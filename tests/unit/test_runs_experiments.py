@@ -44,7 +44,7 @@ def test_shipped_experiments_are_found_from_anywhere(word: str, elsewhere: Path)
 
 
 def test_a_name_is_the_name_inside_the_file() -> None:
-    assert len(SHIPPED) == 47
+    assert len(SHIPPED) == 49
     assert {name: load_config(name).name for name in SHIPPED} == {name: name for name in SHIPPED}
 
 
