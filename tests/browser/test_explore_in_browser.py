@@ -86,6 +86,9 @@ def test_the_finding_by_mouse(reader: Reader) -> None:
     assert reader.bar("transplant").startswith("release")
     assert "recovery 1.00" in reader.bar("transplant")
     page.get_by_role("button", name="none").click()
+    # Tokens move while an answer is written into the page.
+    assert reader.bar("old").startswith("inspect")
+    page.wait_for_load_state("networkidle")
     reader.token(3).hover()
     page.mouse.down()
     reader.token(6).hover()
